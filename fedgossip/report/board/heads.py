@@ -1,7 +1,7 @@
 """The small files of one run as a line of the board's table, in plain data.
 
-Files may be forged: a value of another kind, type or size is unknown, and only short lines, numbers and booleans are
-kept.
+Files may be forged: a value of another kind, type or size counts as unknown, and only short lines, numbers and booleans
+are used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fedgossip.core.run_format import ENDED, EXPERIMENT, INCOMPLETE, REPORT, ROL
 from fedgossip.report.watch.places import OF_A_PEER, OF_A_RUN
 
 READ = (EXPERIMENT, SUMMARY, ROWS, ENDED, INCOMPLETE, ROLES, REPORT, OF_A_PEER[0])
-"""The files with changes that count as changes of the run."""
+"""Files with changes that count as changes of the run."""
 BYTES_MAX = 16 << 20
-"""Maximum size of a file that is read whole; a summary of 10 000 peers has 3 MiB."""
+"""Maximum bytes of a file that is read whole; a summary of 10 000 peers has 3 MiB."""
 EXPERIMENT_BYTES_MAX = 256 << 10
 END_BYTES = 128 << 10
-"""How much is read at the end of a record for its newest round."""
+"""Number of bytes read at the end of a record for its newest round."""
 KEYS_MAX = 400
-"""Maximum number of keys of an experiment that are kept."""
+"""Maximum number of an experiment's keys."""
 LETTERS_MAX = 120
-"""Maximum number of letters of a value that is kept."""
+"""Maximum length of a text value."""
 WHOLE_MAX = 2**53
-"""Larger whole numbers are none in a browser."""
+"""Largest integer that a browser's numbers represent exactly."""
 GOING_ON_SECONDS = 60.0
-"""A run without its last words that wrote something so lately is going on."""
+"""An unfinished run with files changed within this many seconds counts as running."""
 
 Value = str | float | int | bool
 Facts = dict[str, Value]
@@ -53,7 +53,7 @@ class Head:
     settings: Facts
     lacks_report: bool
     changed: float
-    """When its files changed last, in seconds since 1970."""
+    """Time of the last change of its files, in seconds since 1970."""
 
 
 Marks = Mapping[str, tuple[int, int]]
@@ -68,7 +68,7 @@ def marks_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def is_run(marks: Marks) -> bool:
-    """Whether it is the folder of a run, or of one participant of a run on several machines."""
+    """Return whether it is the folder of a run, or of one participant of a run on several machines."""
     if OF_A_PEER[0] in marks:
         return ROWS in marks or ENDED in marks
     return any(name in marks for name in OF_A_RUN)
@@ -172,7 +172,7 @@ def _flat(content: Mapping[str, Any], most: int, before: str = "") -> Iterator[t
 
 
 def _short(value: object) -> str:
-    """Return a list's entry; a table by its kind."""
+    """Return a list's entry as text; a table by its kind."""
     if isinstance(value, dict):
         return str(value.get("kind", "{…}"))[:LETTERS_MAX]
     return "[…]" if isinstance(value, list) else str(value)[:LETTERS_MAX]
@@ -189,7 +189,7 @@ _WANTED = {*_KEPT, "name", "status", "score", "accuracy", "privacy"}
 def _summary(path: Path) -> tuple[dict[str, Any], str]:
     """Return a summary's displayed keys; "unreadable" for a malformed one.
 
-    The graph and its weights, most of the bytes, are skipped: most of the time for a thousand runs.
+    The graph and its weights, most of the bytes, are skipped: parsing them took most of the time for a thousand runs.
     """
     try:
         parts = from_json(_TOP, outside_files.read_bytes(path, BYTES_MAX))
@@ -213,7 +213,7 @@ def _experiment(path: Path) -> dict[str, Any]:
 
 _ROW: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 OF_ALL = b'"kind":"network"'
-"""Bytes that a network's row contains, as written."""
+"""Bytes that identify a network's row in its written form."""
 
 
 def _newest(path: Path) -> NetworkRow | None:

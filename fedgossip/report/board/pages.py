@@ -1,6 +1,6 @@
 """Answers to a browser: the page, the table's changes, curves, reports, and `watch` of each run.
 
-A report may be forged: it is served as a page of its own origin, whose script runs only where it is ours.
+A report may be forged: it is served with a separate origin, and its script runs only if it is fedgossip's.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ CHOSEN_MAX = 24
 """Maximum number of runs in one request for curves."""
 CURVES_KEPT = 96
 WATCHED_KEPT = 8
-"""Maximum number of runs with files in memory; a request for more reads the oldest again."""
+"""Maximum number of runs with files in memory; a request beyond it reads the oldest again."""
 READ_SECONDS = 0.25
-"""Seconds for which one answer may read curves; the rest is sent later."""
+"""Maximum seconds for reading curves in one answer; the rest is sent later."""
 REPORT_BYTES_MAX = 256 << 20
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ Words = Callable[[Roles], Callable[[EventRow], str]]
 
 
 class Recent(Generic[T]):
-    """The newest `most` requested values, by a key."""
+    """The `most` latest requested values, by a key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -91,7 +91,7 @@ class WatchedRun:
 
 
 class Board:
-    """Answers for a catalogue.  `answer` may be called by many threads at once."""
+    """Answers for a catalogue.  Many threads may call `answer` at once."""
 
     def __init__(self, catalogue: Catalogue, words: Words) -> None:
         self._catalogue = catalogue
@@ -169,7 +169,7 @@ class Board:
 
 
 def _policy_of_reports() -> str:
-    """A report may run its script and save figures; it reaches no network."""
+    """Return the policy of reports: a report may run its script and save figures; it may not use the network."""
     script = "".join(files("fedgossip.report.page").joinpath(name).read_text("utf-8") for name in REPORT_SCRIPTS)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rest = OF_DATA.removeprefix("default-src 'none'; ")
@@ -197,21 +197,21 @@ def served(folder: Path, words: Words, port: int = 0) -> tuple[LocalServer, Cata
 
 
 RUNS_MAX = 20_000
-"""Maximum number of runs on a board; of more the first by their folders."""
+"""Maximum number of runs on a board; beyond, only the first by folder are shown."""
 FOLDERS_MAX = 100_000
-"""Maximum number of folders that are looked into."""
+"""Maximum number of searched folders."""
 LOOK_SECONDS = 2.0
-"""Seconds between two scans for changes; a tenth of a scan's time, where one takes longer than that."""
+"""Minimum seconds between two scans for changes; ten times as long as a scan if that is more."""
 PATIENCE = 10.0
 
 
 @dataclass
 class ListedRun:
-    """A run that was found.  `head`: None until it was read once."""
+    """A run found by the scan.  `head`: None until its first reading."""
 
     folder: Path
     shown: str
-    """Its folder, as displayed."""
+    """Its folder as displayed."""
     marks: Marks
     version: int
     head: Head | None = None
@@ -225,19 +225,19 @@ class News:
     runs: list[tuple[str, ListedRun]]
     gone: list[str]
     count: int
-    """All known runs."""
+    """Number of known runs."""
     unread: int
     more: bool
-    """More changes remain than were requested."""
+    """Whether more changes remain than were requested."""
 
 
 class Catalogue:
-    """Call `look` again and again, from one thread; other threads may read its results at any time."""
+    """Call `look` repeatedly from one thread; other threads may read its results at any time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.overfull = False
-        """There are more runs than a board has room for."""
+        """Whether there are more runs than a board has room for."""
         self._known: dict[str, ListedRun] = {}
         self._gone: dict[str, int] = {}
         self._waiting: list[str] = []
@@ -247,7 +247,7 @@ class Catalogue:
         self._lock = threading.Lock()
 
     def look(self, seconds: float = 0.2) -> None:
-        """Scan for changes, if due, and read changed runs for about so long."""
+        """Scan for changes if due, and read changed runs for about `seconds`."""
         until = time.monotonic() + seconds
         if time.monotonic() >= self._next_look:
             began = time.monotonic()
@@ -266,7 +266,7 @@ class Catalogue:
         return self._known.get(key)
 
     def since(self, version: int, most: int) -> News:
-        """Return the changes after `version`, the oldest first, at most about so many runs."""
+        """Return the changes after `version`, the oldest first, for at most about `most` runs."""
         with self._lock:
             new = sorted((run.version, key) for key, run in self._known.items() if run.version > version)
             shown, more = new[:most], len(new) > most
@@ -332,13 +332,13 @@ def _within(folder: Path, base: Path) -> str:
 
 
 def _inner(folder: Path) -> list[Path]:
-    """Return a folder's folders, the last by name first; no links."""
+    """Return a folder's subfolders, the last by name first, without links."""
     with os.scandir(folder) as entries:
         return sorted((Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)), reverse=True)
 
 
 def _key(shown: str) -> str:
-    """Return a run's key in addresses, the same as long as its folder's."""
+    """Return a run's key in addresses, a function of its folder."""
     return hashlib.blake2s(shown.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -360,21 +360,21 @@ def row(key: str, run: ListedRun) -> Mapping[str, Any]:
 
 # The curves of a chosen run: its record's values over all participants, read as it grows.
 #
-# Curves of a long run are thinned out evenly, each for itself, so that values measured every tenth round are kept.
+# Curves of a long run are thinned out evenly, each separately, so that values measured every tenth round stay.
 
 
 COLUMNS = ("score_averaged", "score_mean_peer", "score_worst_peer", "loss", "test_loss", "consensus_distance")
 LOGGED = b'"logged"'
-"""Bytes that a row with a loop's logged numbers contains."""
+"""Bytes that identify a row with a loop's logged numbers."""
 PREFIX = "logged:"
-"""Of the names of their curves."""
+"""Prefix of the names of their curves."""
 BYTES, SECONDS = "bytes", "seconds"
 POINTS_MAX = 2000
 """Maximum number of points of a curve."""
 
 
 class RunCurves:
-    """The curves of the run in `folder`; `version` changes when they do."""
+    """The curves of the run in `folder`; `version` changes with them."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / run_format.ROWS
@@ -389,7 +389,7 @@ class RunCurves:
         self._places = LoggedNumbers(POINTS_MAX)  # of rounds on the other two axes, thinned alike
 
     def read(self, seconds: float) -> None:
-        """Read new rows, for about so long."""
+        """Read new rows, for about `seconds`."""
         until = time.monotonic() + seconds
         while lines := self._tail.lines():
             self.version += 1
@@ -434,11 +434,11 @@ class RunCurves:
 
     @property
     def read_share(self) -> float:
-        """How much of the record is read: 1.0 where all is."""
+        """Share of the record that has been read; 1.0 for all."""
         return 1.0 - self._tail.behind / self._tail.size if self._tail.size else 1.0
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the curves, each a list of [round, bytes sent by all until then, seconds since the start, value]."""
+        """Return the curves, each a list of [round, bytes sent by all so far, seconds since the start, value]."""
         lines = {name: [[at, *values] for at, values in curve.points()] for name, curve in self._curves.items()}
         lines |= dict(self._lines_logged())
         return {

@@ -1,6 +1,6 @@
-"""The page of a run directory: what was run, what it learned, how well the peers agreed, what was forecast.
+"""The page of a run directory: the run, its learning, the peers' agreement, and the forecast.
 
-It imports `report`, `privacy`, `data` and matplotlib.  `page` reads a directory by `reading`, asks each of `sections`
+It imports `report`, `privacy`, `data` and matplotlib.  `page` reads a directory by `reading`, calls each of `sections`
 (empty without records), draws by `drawing`, and writes one file, always with the same bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Several runs beside each other: one table, their curves in common axes, their graphs in a row."""
+"""Several runs side by side: one table, their curves in common axes, their graphs in a row."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS, WIDTH, HEIGHT = 5, 9.6, 1.9
-"""Number of pictures in a row; sizes in inches: of all of them, of a row."""
+"""Number of pictures in a row; sizes in inches: width of all, height of a row."""
 MOST = 40
-"""Runs that are drawn."""
+"""Maximum number of drawn runs."""
 
 
 def forecasts(runs: Sequence[tuple[str, RecordedRun]]) -> Markup | None:
-    """Return the section; None without a run that was forecast."""
+    """Return the section; None if no run has a forecast."""
     forecast_runs = [(name, run) for name, run in runs if run.foretold][:MOST]
     if not forecast_runs:
         return None
@@ -85,20 +85,20 @@ def _paint(axes: Axes, name: str, run: RecordedRun) -> None:
     drawing.log_axis(axes)
 
 
-# Terms of a comparison: networks of peers, federated runs, and both together each have their own.
+# Terms of a comparison: separate ones for networks of peers, for federated runs, and for both together.
 
 
 @dataclass(frozen=True)
 class RoleWords:
-    """The words."""
+    """The terms."""
 
     members: str
     method: str
     model: str
     in_table: str
-    """The model, as the head of a column."""
+    """The model as the head of a column."""
     of_model: str
-    """The model, in a sentence."""
+    """The model in a sentence."""
     senders: str
     learners: str
 
@@ -160,14 +160,14 @@ DRIVERS = {
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run and the place of its own report, which may not exist."""
+    """A run and the path of its own report, which may not exist."""
 
     run: RecordedRun
     report: Path
 
 
 def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> tuple[Markup, Markup]:
-    """Return the head and the body of the page, whose links start in `folder`."""
+    """Return the head and the body of the page, with links relative to `folder`."""
     names = _names([entry.run for entry in entries])
     runs = [(name, entry.run) for name, entry in zip(names, entries, strict=True)]
     head = join(
@@ -183,7 +183,7 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
 
 
 def _names(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a different name for each run; equal ones with a driver or a number."""
+    """Return a different name for each run; equal names get a driver or a number."""
     names = [run.name for run in runs]
     descriptions: tuple[Callable[[RecordedRun], str], ...] = (
         method_of,
@@ -254,7 +254,7 @@ def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) 
 
 
 def metric_of(runs: Sequence[Named]) -> Score:
-    """Return the score by which the runs are compared, that of the first run; runs with another have no value."""
+    """Return the score for comparing the runs, that of the first run; runs with another have no value."""
     return runs[0][1].summary.score.metric
 
 
@@ -363,7 +363,7 @@ def _by_score(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[
 
 
 def _disagreement(run: RecordedRun) -> Series:
-    """Return the consensus distance without zeros, for a logarithm."""
+    """Return the consensus distance without zeros, for a logarithmic axis."""
     return [pair for pair in run.series("consensus_distance") if pair[1] > 0]
 
 
@@ -380,7 +380,7 @@ def overlay(
     shape: Callable[[Axes], None] | None,
     axis: figures.Axis = BY_ROUND,
 ) -> str | None:
-    """Return one curve of every run in common axes; None where no run has one."""
+    """Return one curve of every run in common axes; None if no run has one."""
     lines = [(at, label, pick(run)) for at, (label, run) in enumerate(runs)]
     lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.led]
     if not any(series for _, _, series in lines):
@@ -408,7 +408,7 @@ def overlay(
 
 
 def _bought(runs: Sequence[Named], name: str) -> str | None:
-    """Return the worst peer's score over n_W, a mark per run; None of fewer than two."""
+    """Return the worst peer's score over n_W, a mark per run; None for fewer than two."""
     metric = metric_of(runs)
     worst = _scored(metric, "worst_peer")
     marks = [(at, label, run.summary.forecast.n_w, worst(run)) for at, (label, run) in enumerate(runs)]
@@ -433,7 +433,7 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
 
 
 def legend_size(runs: Sequence[Named]) -> tuple[int, float]:
-    """Return the columns of the legend and the height, in inches, of a figure that has room for it."""
+    """Return the columns of the legend and the height, in inches, of a figure with room for it."""
     columns = 3 if max(len(label) for label, _ in runs) <= 12 else 2
     return columns, figures.HEIGHT + 0.17 * ((len(runs) - 1) // columns)
 

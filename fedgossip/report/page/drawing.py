@@ -60,9 +60,9 @@ DARK = {
 WIDTH = 4.7  # inches: one column of the page, one column and a little of a paper
 
 NARROW = 4.0
-"""Inches below which letters are smaller, as in one column of a paper."""
+"""Width in inches below which letters are smaller, as in one column of a paper."""
 
-# Any: the names of the settings are typed one by one, and other versions of matplotlib know others
+# Any: settings have separate types, and other versions of matplotlib have other settings
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and edited
     "svg.hashsalt": "fedgossip",
@@ -102,25 +102,25 @@ STYLE: Any = {
 
 
 def series_style(at: int) -> tuple[str, Any, str]:
-    """Return the colour, the dash and the mark of series number `at`: dash and mark differ where colours repeat."""
+    """Return the colour, the dash and the mark of series number `at`: dash and mark differ when colours repeat."""
     turn = at + at // len(SERIES)
     return SERIES[at % len(SERIES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure before it has a format."""
+    """A figure before the choice of a format."""
 
     height: float
-    """Inches, as `width`."""
+    """In inches, like `width`."""
     paint: Callable[[Figure], None]
     width: float = WIDTH
     numbers: Sequence[Mapping[str, Any]] = ()
-    """Every number in it, a row each, all rows with the same keys."""
+    """All its numbers, one row each, with the same keys in all rows."""
 
 
 def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:
-    """Return the SVG of a figure of `width` x `height` inches that `paint` draws; `name` keeps its ids apart."""
+    """Return the SVG of a figure of `width` x `height` inches drawn by `paint`; `name` makes its ids unique."""
     with _painted(height, paint, width) as figure:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg")
@@ -134,11 +134,11 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"dpi": 200, "facecolor": "white", "metadata": {"Software": None}},
     ".svg": {"metadata": {"Date": None}},
 }
-"""How each kind of file is saved: without the time at which it was made."""
+"""Settings for each file format: without the time of creation."""
 
 
 def save(place: pathlib.Path, drawing: Drawing) -> None:
-    """Write a figure as PDF, PNG or SVG, by the ending of `place`.  Raises ConfigError for another, OSError."""
+    """Write a figure as PDF, PNG or SVG, by the suffix of `place`.  Raises ConfigError for another, OSError."""
     kind = place.suffix.lower()
     if kind not in FORMATS:
         raise ConfigError(f"{place}: no figure is written as {kind or 'a file without ending'}", nearest(kind, FORMATS))
@@ -155,7 +155,7 @@ def _painted(height: float, paint: Callable[[Figure], None], width: float) -> It
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # a label may hold characters that the measuring font lacks; the reader's browser draws the text
+        # a label may contain characters missing in the measuring font; the reader's browser draws the text
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
         matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
@@ -171,7 +171,7 @@ ZOOMABLE = "zoomable"
 
 
 def zoomable(axes: Axes) -> None:
-    """Let the page's script enlarge this plot: lines and areas, over axes that are linear or logarithmic."""
+    """Let the page's script enlarge this plot: lines and areas, over linear or logarithmic axes."""
     axes.set_gid(ZOOMABLE)
 
 
@@ -209,7 +209,7 @@ def _inline(svg: str, name: str) -> str:
 
 
 def rectangles(left: Places, right: Places, bottom: Places, top: Places) -> Path:
-    """Return one path of as many rectangles: few bytes, and one colour."""
+    """Return one path for many rectangles: few bytes, and one colour."""
     from matplotlib.path import Path
 
     x = np.stack([left, right, right, left, left], axis=1)
@@ -219,7 +219,7 @@ def rectangles(left: Places, right: Places, bottom: Places, top: Places) -> Path
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:
-    """Place the legend above the plot, where it hides no data; none where no curve has a label."""
+    """Place the legend above the plot, so that it hides no data; none if no curve has a label."""
     if not axes.get_legend_handles_labels()[0]:
         return
     axes.legend(
@@ -233,7 +233,7 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
 
 
 def legend_outside(figure: Figure, labels: Sequence[str], width: float) -> None:
-    """Place one legend of the labelled curves of all axes above them; two of one label are one."""
+    """Place one legend of the labelled curves of all axes above them; curves with one label have one entry."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         found |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -243,13 +243,13 @@ def legend_outside(figure: Figure, labels: Sequence[str], width: float) -> None:
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return in how many columns about `width` inches hold the labels."""
+    """Return the number of columns for the labels in about `width` inches."""
     letter = 0.06 if width >= NARROW else 0.05
     return max(1, min(len(labels), int(width / (0.55 + letter * max(map(len, labels), default=0)))))
 
 
 def percent_axis(axes: Axes) -> None:
-    """Label the y axis, which holds shares of one, in percent."""
+    """Label the y axis in percent; its values are shares of one."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -265,8 +265,9 @@ def whole_axis(axes: Axes, most: int = 7) -> None:
 
 
 def log_axis(axes: Axes, which: str = "y") -> None:
-    """Make the y or x axis logarithmic, with plain labels: decades, 2 and 5 between few.  Call it after the curves are
-    drawn.
+    """Make the y or x axis logarithmic, with plain labels: decades, and 2 and 5 if these are few.
+
+    Call it after the curves are drawn.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -291,7 +292,7 @@ CLIENT_ACTIVITIES = (("training", BLUE), ("communicating", ORANGE), ("waiting", 
 
 
 def data_shares(run: RecordedRun, name: str) -> str | None:
-    """Return the examples of each peer, by class where classes are known; None where neither is known."""
+    """Return the examples of each peer, by class if known; None if the examples are unknown."""
     data = run.summary.data
     if data is None or not (data.shares or data.sizes):
         return None
@@ -315,12 +316,12 @@ def data_shares(run: RecordedRun, name: str) -> str | None:
 
 
 def by_class(data: DataSpread) -> bool:
-    """Return whether classes are known and few enough to have a colour each."""
+    """Return whether classes are known, and few enough for one colour each."""
     return bool(data.shares) and 1 < max(map(len, data.shares or [])) <= MOST_CLASSES
 
 
 def time_spent(run: RecordedRun, name: str) -> str | None:
-    """Return the seconds of each peer or client by activity; None where no time was recorded."""
+    """Return the seconds of each peer or client by activity; None if no time was recorded."""
     led = run.summary.led
     activities = CLIENT_ACTIVITIES if led else ACTIVITIES
     each = [time_of(run, peer, led=led) for peer in run.learners]
@@ -342,7 +343,7 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
 def time_of(run: RecordedRun, peer: PeerTotal, *, led: bool) -> dict[str, float]:
     """Return the seconds of one peer by activity, in a run `led` by a coordinator or not.
 
-    A client's rows end with its training: it waited for the rest, except while dead.
+    A client's rows end with its training: it waited for the rest of the time, except while dead.
     """
     if not led:
         return peer.seconds
@@ -352,7 +353,9 @@ def time_of(run: RecordedRun, peer: PeerTotal, *, led: bool) -> dict[str, float]
 
 
 def stack(axes: Axes, parts: NDArray[np.float64], colours: Sequence[str], labels: Sequence[str], who: str) -> None:
-    """Stack ``parts[kind, who]``, one path of rectangles for each kind; many are drawn as means of a few."""
+    """Stack ``parts[kind, who]``, one path of rectangles for each kind; many participants are drawn as means of
+    a few.
+    """
     from matplotlib.patches import PathPatch
 
     members = parts.shape[1]

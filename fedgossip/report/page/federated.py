@@ -54,7 +54,7 @@ FEDBUFF = "fedbuff"
 
 
 def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
-    """Give the sections of the page, in reading order."""
+    """Yield the sections of the page, in reading order."""
     yield learning(run, took)
     yield who_gains(run)
     yield sections.logged(run)
@@ -205,7 +205,7 @@ def participation(run: RecordedRun, took: Participation) -> Markup | None:
 
 
 def attended(took: Participation, wanted: int | None) -> str:
-    """Return in words how many took part, and how many rounds were abandoned."""
+    """Return the number of participants and of abandoned rounds, in words."""
     counts = list(took.contributions.values())
     low, high = min(counts, default=0), max(counts, default=0)
     if not counts:
@@ -300,7 +300,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
 
 
 def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
-    """Return the coordinator's own account, apart from those of its clients."""
+    """Return the coordinator's own account, separate from those of its clients."""
     own, secure = run.peers[run.summary.n], run.summary.secure
     if not own.rounds:
         return None
@@ -361,7 +361,7 @@ HEIGHT = 3.1
 MOST_COLUMNS = 160
 """Maximum number of columns of a figure; with more rounds each column represents several."""
 MOST_APART = 60
-"""Maximum number of columns that are drawn with space between them."""
+"""Maximum number of columns drawn with space between them."""
 LANE_HEIGHT = 0.055  # inches
 OTHERS = (
     (Took.UNCOUNTED, SKY, "trained, not in the sum"),
@@ -373,12 +373,12 @@ SHADES = (0.25, 0.5, 0.75, 1.0)
 
 
 def height(took: Participation) -> float:
-    """Return the height, in inches, of both figures, which are drawn side by side."""
+    """Return the height in inches of both figures, which are drawn side by side."""
     return max(HEIGHT, 1.1 + LANE_HEIGHT * took.clients) if took.followed else HEIGHT
 
 
 def contributions(took: Participation, wanted: int | None, name: str) -> str | None:
-    """Return the contributions of each round as bars, abandoned rounds marked; None where no round ended."""
+    """Return the contributions of each round as bars, with abandoned rounds marked; None if no round ended."""
     rounds = took.rounds
     if not rounds:
         return None
@@ -409,7 +409,7 @@ def contributions(took: Participation, wanted: int | None, name: str) -> str | N
 
 
 def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | None:
-    """Return a lane for each client with its part in each round, None where unknown; counted: the word for a counted
+    """Return a lane for each client with its part in each round, None if unknown; counted: the word for a counted
     client.
     """
     rounds = took.rounds
@@ -439,7 +439,7 @@ def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | 
 
 
 def turns(took: Participation, name: str) -> str | None:
-    """Return how often each of many clients took part, as bars; None where that is unknown, or lanes show it."""
+    """Return the number of rounds of each of many clients, as bars; None if unknown, or if lanes show it."""
     if took.followed or not any(took.turns):
         return None
 

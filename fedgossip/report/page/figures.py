@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 3.1
 LOGGED_LETTERS = 40
-"""Maximum number of letters of the name of a logged number."""
+"""Maximum length of a logged number's name."""
 CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
 SCORES = (
     ("score_averaged", "averaged model", BLUE, "-"),
@@ -54,7 +54,7 @@ def by_bytes(rows: list[ReportedRound]) -> Axis:
 
 
 def by_all_bytes(rows: list[ReportedRound]) -> Axis:
-    """The same as `by_bytes`, for runs in which not only peers send."""
+    """The same as `by_bytes`, for runs with senders other than peers."""
     label, place = by_bytes(rows)
     return label.replace("all peers", "all"), place
 
@@ -71,8 +71,9 @@ def of_peers(run: RecordedRun) -> list[Line]:
 
 
 def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "") -> str | None:
-    """Return the curves of a score over rounds, bytes or seconds; None without any, or where the
-    axis never moves: peers that send nothing."""
+    """Return the curves of a score over rounds, bytes or seconds; None without any, or if the axis never advances:
+    peers that send nothing.
+    """
     lines = [line for line in lines if line[3]]
     axis_label, place = axis(run.network)
     score = run.summary.score.metric
@@ -110,7 +111,7 @@ def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
 
 
 def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
-    """Return training and test loss by round; None when neither was recorded."""
+    """Return training and test loss by round; None if neither was recorded."""
     lines = [(own, BLUE, "-", run.series("loss"))]
     lines.append(("on the test data", ORANGE, DASHES[1], run.series("test_loss")))
     lines = [line for line in lines if line[3]]
@@ -139,7 +140,7 @@ def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") ->
 
 
 def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
-    """Return the consensus distance by round on a logarithmic axis, with its forecast drawn behind it."""
+    """Return the consensus distance by round on a logarithmic axis, with its forecast in the background."""
     after = [(row.round, value) for row, value in run.series("consensus_distance") if value > 0]
     before = [(row.round, value) for row, value in run.series("consensus_before") if value > 0]
     if not after or (len(after) == 1 and len(run.network) > 2):  # one of many rounds: the number stands above
@@ -175,9 +176,9 @@ def curve(
     dash: Any,
     rounds: Sequence[float] | None = None,
 ) -> None:
-    """Draw one line; few points are marked, two stand alone.
+    """Draw one line; with few points these are marked, two points are not connected.
 
-    It breaks where rounds were not measured.  `rounds`: of the points, where `x` is another quantity.
+    It breaks at rounds without measurements.  `rounds`: of the points, if `x` is another quantity.
     """
     marker = "o" if len(x) <= 12 else ""
     stroke = dash if len(x) > 2 else "none"
@@ -190,7 +191,7 @@ def curve(
 
 
 def unbroken(rounds: Sequence[float]) -> list[tuple[int, int]]:
-    """Return (first, behind the last) of each stretch of rounds that are as near to each other as most are."""
+    """Return (first, end) of each interval of rounds with the usual distance between neighbours."""
     apart = np.diff(rounds)
     usual = float(np.median(apart)) if len(apart) else 0.0
     cuts = [0, *(int(at) + 1 for at in np.flatnonzero(apart > 1.5 * usual)), len(rounds)]
@@ -198,7 +199,7 @@ def unbroken(rounds: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> str:
-    """Return the mean of a number that loops have logged, and the lowest and highest of the peers behind it."""
+    """Return the mean of a number logged by loops, and the lowest and highest of its peers."""
     rounds, mean, low, high = zip(*points, strict=True)
 
     def paint(figure: Figure) -> None:
@@ -220,7 +221,7 @@ def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> s
 
 
 def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
-    """Draw the band, or the bound, down to `floor`, not to flatten the measured curve."""
+    """Draw the band, or the bound, down to `floor`, so that it does not flatten the measured curve."""
     rounds, upper = forecast.rounds, forecast.upper
     seen = upper >= floor
     if forecast.lower is None:
@@ -241,7 +242,7 @@ def _realised(axes: Axes, forecast: RunForecast, measured: Container[float]) -> 
 
 
 def _is_line(forecast: Band) -> bool:
-    """Whether the edges are one, and an area invisible."""
+    """Return whether the edges coincide, so that an area would be invisible."""
     return forecast.lower is not None and bool((forecast.lower == forecast.upper).all())
 
 
@@ -253,13 +254,13 @@ GAINS_HEIGHT = 2.8
 
 
 def own_facts(run: RecordedRun) -> GainFacts | None:
-    """Return the scores of the participants' own models over all; None where none was tested."""
+    """Return the scores of the personal models over all participants; None if none was tested."""
     score, n = run.summary.score.metric, run.summary.n
     return gains_of(run.own_scores.values(), score, n) or gains_counted(run.own_counts, n)
 
 
 def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
-    """Yield the key figures of models of the participants' own, where they have some."""
+    """Yield the key figures of personal models, if participants have them."""
     facts, shown, one = own_facts(run), run.summary.score.shown, run.roles.one
     word = run.summary.score.metric.word
     if facts is None:
@@ -277,7 +278,7 @@ def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
 
 
 def who_gains(run: RecordedRun) -> Markup | None:
-    """Return the section on personal models; None where none was tested."""
+    """Return the section on personal models; None if none was tested."""
     score, one = run.summary.score.metric, run.roles.one
     facts = own_facts(run)
     if facts is None:
@@ -309,7 +310,7 @@ def who_gains(run: RecordedRun) -> Markup | None:
 
 
 def gains(scores: list[OwnScores], score: Score, one: str) -> str | None:
-    """Return the participants sorted by their gain, each curve by its own; None where nothing can be compared."""
+    """Return the participants sorted by their gain, each curve separately; None if nothing can be compared."""
     lines = [
         (label, colour, marker, sorted(gain(of.personal, other, score) for of, other in pairs if other is not None))
         for label, colour, marker, pairs in (

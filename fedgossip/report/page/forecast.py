@@ -1,4 +1,4 @@
-"""The forecast of the disagreement beside its measurement: the band, and how often the run was inside it.
+"""The forecast of the disagreement with its measurement: the band, and the share of rounds inside it.
 
 The updates' spread in every round and the mixing's eigenvalues determine a band for the consensus distance.  Without a
 spread there is one curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control
@@ -25,17 +25,17 @@ ROUNDING = 1e-6  # a distance below this share of the first one is rounding, whi
 
 @dataclass(frozen=True)
 class Band:
-    """A forecast for `rounds`: the distance lies below `upper` and, if known, above `lower`."""
+    """A forecast for `rounds`: the distance is below `upper` and, if known, above `lower`."""
 
     rounds: NDArray[np.int64]
     lower: NDArray[np.float64] | None
     upper: NDArray[np.float64]
     foretold: bool = False
-    """Made before the run, and not from the spread of its own updates."""
+    """Whether it was made before the run, not from the spread of the run's updates."""
 
 
 def band(run: RecordedRun) -> Band | None:
-    """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
+    """Return the forecast of the consensus distance; None if the run recorded too little for one."""
     if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
     if forecast := run.foretold:
@@ -53,14 +53,14 @@ def band(run: RecordedRun) -> Band | None:
 
 
 def _modes_known(run: RecordedRun) -> bool:
-    """Whether the eigenvalues are known: not of a non-normal mixing."""
+    """Return whether the eigenvalues are known; they are not for a non-normal mixing."""
     drawn = run.summary.topology
     directed = drawn is not None and drawn.directed
     return run.summary.modes is not None if directed else run.summary.eigenvalues is not None
 
 
 def inside(run: RecordedRun, forecast: Band) -> float | None:
-    """Return the share of the measured rounds, the start left out, in which the distance keeps to the forecast."""
+    """Return the share of the measured rounds, without the start, with a distance inside the forecast."""
     series = run.series("consensus_distance")
     largest = max((value for _, value in series), default=0.0)
     slack = BOUND_SLACK if forecast.lower is None else BAND_SLACK
@@ -77,7 +77,7 @@ def inside(run: RecordedRun, forecast: Band) -> float | None:
 
 
 def sentence(run: RecordedRun, forecast: Band | None) -> str:
-    """Return the forecast from the spectrum and the measurement, in plain words."""
+    """Return the forecast from the spectrum and the measurement, in words."""
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
     if run.summary.mode != "sync":
@@ -138,7 +138,7 @@ HOW = {
     "shadow": "a training at the peers\u2019 mean",
     "followed": "a training at the peers\u2019 mean, and theirs in one round of three",
 }
-"""Training done for a level of a forecast; a probe trains three jobs a peer."""
+"""Training done for a level of a forecast; a probe trains three jobs per peer."""
 
 
 def _foretold(run: RecordedRun) -> str:
@@ -164,7 +164,9 @@ def _verdict(measured: float, slem: float) -> str:
 
 
 def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
-    """Return the updates' spread of rounds 1, 2, ...; unmeasured, that of the round before.  None of zeros."""
+    """Return the updates' spread of rounds 1, 2, ...; an unmeasured round has the value of the round before.  None if
+    all are zero.
+    """
     known = {row.round: value for row, value in run.series("update_spread")}
     if not any(known.values()):
         return None
@@ -177,7 +179,7 @@ def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
 
 
 def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
-    """Return the band of a learning run, on top of a decaying first distance."""
+    """Return the band of a learning run, added to a decaying first distance."""
     from fedgossip.topology.spectra.convergence import disagreement_band
 
     modes = [complex(*mode) for mode in run.summary.modes or []]

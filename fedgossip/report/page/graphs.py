@@ -14,7 +14,7 @@ from fedgossip.report.page.numbers import near_one
 from fedgossip.report.page.reading import Graph, RecordedRun
 
 LABEL_LETTERS = 16
-"""Maximum number of letters of a user's label in a figure."""
+"""Maximum length of a user's label in a figure."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def drawable(graph: Graph) -> bool:
 
 
 def network(run: RecordedRun, graph: Graph, name: str) -> str:
-    """Return the drawing of a graph that is `drawable`: width by weight, colour by the last score, else by degree."""
+    """Return the drawing of a `drawable` graph: width by weight, colour by the last score, otherwise by degree."""
     values, what = _node_values(run, graph)
 
     def paint(figure: Figure) -> None:
@@ -67,7 +67,7 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
 
 
 def attackers(run: RecordedRun) -> set[int]:
-    """Return the attacking peers, which no score counts."""
+    """Return the attacking peers, which are excluded from scores."""
     return {node for role in run.roles.all if role.name == "attacker" for node in role.ids}
 
 
@@ -81,7 +81,7 @@ def _attackers(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n:
 
 
 def fallen(run: RecordedRun) -> list[int]:
-    """Return the peers that had ended before the run did, ascending."""
+    """Return the peers that ended before the run did, ascending."""
     return sorted(node for node in run.fallen if 0 <= node < run.summary.n)
 
 
@@ -111,7 +111,7 @@ def miniature(graph: Graph, name: str) -> str:
 
 
 def draw_small(axes: Axes, graph: Graph, strength: float = 0.7) -> None:
-    """Draw a graph without words on axes of its own."""
+    """Draw a graph without words on separate axes."""
     places = _places(graph)
     if graph.edges:
         _edges(axes, graph, places, strength)
@@ -121,7 +121,7 @@ def draw_small(axes: Axes, graph: Graph, strength: float = 0.7) -> None:
 
 
 def spectrum(run: RecordedRun, name: str) -> str | None:
-    """Return the sorted eigenvalues with the slem marked; None where the run kept no eigenvalues."""
+    """Return the sorted eigenvalues with the slem marked; None if the run stored no eigenvalues."""
     if not run.summary.eigenvalues:
         return None
     values = np.sort(np.array(run.summary.eigenvalues, dtype=np.float64))[::-1]
@@ -175,7 +175,7 @@ def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
 
 
 def _places(graph: Graph) -> NDArray[np.float64]:
-    """Return [n, 2] places: a circle where its turn keeps the graph, else by the edges' pull."""
+    """Return [n, 2] positions: a circle if rotation preserves the graph, otherwise by the edges' pull."""
     import networkx as nx
 
     if _is_circulant(graph):
@@ -194,14 +194,14 @@ def _places(graph: Graph) -> NDArray[np.float64]:
 
 
 def _lying(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn centred places so that the longest direction is horizontal."""
+    """Turn centred positions so that the longest direction is horizontal."""
     _, axes = np.linalg.eigh(places.T @ places)
     axes = axes[:, ::-1]
     return np.asarray(places @ (axes * np.where(axes.sum(axis=0) < 0, -1.0, 1.0)))
 
 
 def _is_circulant(graph: Graph) -> bool:
-    """Return whether i -> i + 1 (mod n) keeps the edges: rings, complete and exponential graphs."""
+    """Return whether i -> i + 1 (mod n) preserves the edges: rings, complete and exponential graphs."""
     n = graph.n
     arcs = set(graph.edges) if graph.directed else {arc for u, v in graph.edges for arc in ((u, v), (v, u))}
     return all(((u + 1) % n, (v + 1) % n) in arcs for u, v in arcs)
@@ -221,7 +221,7 @@ def _edges(
     strength: float,
     never: Collection[tuple[int, int]] = (),
 ) -> None:
-    """Draw the edges, one path for each of a few widths: separate lines would be megabytes."""
+    """Draw the edges, one path for each of a few widths: separate lines would take megabytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -255,7 +255,7 @@ def _arrowheads(axes: Axes, graph: Graph, places: NDArray[np.float64]) -> None:
 
 
 def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float]) -> Any:
-    """Draw the nodes; return a colour bar's mapping, None of equal values."""
+    """Draw the nodes; return a colour bar's mapping, None for equal values."""
     from matplotlib import colormaps
 
     differ = max(values) > min(values)
@@ -270,7 +270,7 @@ def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[f
 def _names(
     axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float], crossed: Collection[int] = ()
 ) -> None:
-    """Write each node's number inside it and its name beside it."""
+    """Write each node's number inside it and its name next to it."""
     low, high = min(values), max(values)
     centre = places.mean(axis=0)
     for node, (x, y) in enumerate(places):

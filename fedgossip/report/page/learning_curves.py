@@ -1,6 +1,6 @@
 """Learning curves of several runs: any recorded number against rounds, epochs, bytes or seconds.
 
-Runs that differ in their seed alone are one curve: the mean over the panel's common seeds, with Student's interval (one
+Runs that differ only in their seed are one curve: the mean over the panel's common seeds, with Student's interval (one
 level everywhere).  `fedgossip plot` and `fedgossip report --paper` draw here; a drawing's `numbers` has all of its
 numbers.
 """
@@ -36,20 +36,20 @@ MEASURES = {
     "update_spread": "spread of updates",
 }
 SCORES = {"averaged": "averaged model", "mean_peer": "mean peer", "worst_peer": "worst peer"}
-"""Numbers of a network's row, and their names on an axis; logged numbers have their own."""
+"""Numbers of a network's row, and their names on an axis; logged numbers have their own names."""
 PANELS_MOST, CURVES_MOST = 24, 12
 """Maximum number of panels of a figure, and of curves in one."""
 PANEL_INCHES = 2.1
-"""Usual width of a panel."""
+"""Usual width of a panel, in inches."""
 DIVERGED = 1e4
 """Factor above all usual values at which a curve leaves a logarithmic figure."""
 DECADES_APART = 1.3
-"""Decades between the smallest and the largest number from which an axis is logarithmic."""
+"""Minimum number of decades between the smallest and the largest number for a logarithmic axis."""
 
 
 @dataclass(frozen=True)
 class CurveRun:
-    """A run, the panel that it is drawn in and the curve that it is part of."""
+    """A run with its panel and its curve."""
 
     panel: str
     label: str
@@ -58,20 +58,20 @@ class CurveRun:
 
 
 def known_measures(runs: Sequence[CurveRun]) -> list[str]:
-    """Return the measures that some of the runs have more than one value of, the score of the mean peer first."""
+    """Return the measures with more than one value in some of the runs, the score of the mean peer first."""
     names = [*(name for name in ("mean_peer", *SCORES)), *MEASURES, *(name for one in runs for name in one.run.logged)]
     return [name for name in dict.fromkeys(names) if any(len(measured_values(one.run, name)) > 1 for one in runs)]
 
 
 def known_axes(runs: Sequence[CurveRun]) -> list[str]:
-    """Return the axes on which all runs move."""
+    """Return the axes on which all runs advance."""
     return [axis for axis in AXES if all((place := _place(one.run, axis)) and place(-1) > 0 for one in runs)]
 
 
 def learning_curves(runs: Sequence[CurveRun], x: str, y: str, width: float = drawing.WIDTH) -> Drawing:
     """Return the figure of measure `y` against axis `x`, `width` inches wide.
 
-    Its numbers: panel, curve, round, the mean of x, mean, low and high of y, seeds.  Raises ConfigError where the runs
+    Its numbers: panel, curve, round, the mean of x, mean, low and high of y, seeds.  Raises ConfigError if the runs
     lack either, or are too many.
     """
     if x not in AXES:
@@ -120,7 +120,7 @@ def learning_curves(runs: Sequence[CurveRun], x: str, y: str, width: float = dra
 
 
 def _panel(panel: str, runs: Sequence[CurveRun], x: str, y: str) -> list[dict[str, Any]]:
-    """Return a panel's points: rounds with a value of all paired seeds."""
+    """Return a panel's points: rounds with a value for all paired seeds."""
     curves: dict[str, dict[int | None, RecordedRun]] = {}
     for one in runs:
         if one.panel == panel and measured_values(one.run, y):
@@ -145,7 +145,7 @@ def _panel(panel: str, runs: Sequence[CurveRun], x: str, y: str) -> list[dict[st
 
 
 def measured_values(run: RecordedRun, name: str) -> dict[int, tuple[int, float]]:
-    """Return the values of a measure by round, ascending, each behind its row's place among the network's rows."""
+    """Return the values of a measure by round, ascending, each with the index of its row among the network's rows."""
     column = f"score_{name}" if name in SCORES else name
     if name in SCORES or name in MEASURES:
         found = [(at, row.round, getattr(row, column)) for at, row in enumerate(run.network)]
@@ -156,7 +156,7 @@ def measured_values(run: RecordedRun, name: str) -> dict[int, tuple[int, float]]
 
 
 def _place(run: RecordedRun, axis: str) -> Callable[[int], float] | None:
-    """Return the place on an axis of a network's row, or None."""
+    """Return the position of a network's row on an axis, or None."""
     if not run.network:
         return None
     if axis == "epoch":
@@ -167,7 +167,7 @@ def _place(run: RecordedRun, axis: str) -> Callable[[int], float] | None:
 
 
 def epochs_a_round(run: RecordedRun) -> float | None:
-    """Return the examples that a round trains on, as a share of all; None for runs without examples."""
+    """Return the share of all examples that a round trains on; None for runs without examples."""
     sizes = run.summary.data.sizes if run.summary.data else None
     try:
         content: Mapping[str, Any] = from_toml(run.experiment or "")
@@ -245,9 +245,9 @@ def _finish(
 
 
 def robust_limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of finite values, within Tukey's outer fences where others would take the room of an axis.
+    """Return the ends of finite values, within Tukey's outer fences if others would take most of an axis.
 
-    The fences lie three interquartile ranges outside the quartiles.  Source: Tukey, Exploratory data analysis (1977).
+    The fences are three interquartile ranges outside the quartiles.  Source: Tukey, Exploratory data analysis (1977).
     """
     known = sorted(value for value in values if math.isfinite(value))
     if not known:
@@ -311,7 +311,7 @@ def student_p(differences: Sequence[float]) -> float | None:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p values as adjusted by Holm for so many tests, in the given order.
+    """Return p values adjusted by Holm for their number of tests, in the given order.
 
     Source: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6 (1979).
     """

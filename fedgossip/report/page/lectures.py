@@ -1,4 +1,4 @@
-"""The pages of `fedgossip lecture`: text, numbers beside formulas, a picture, and questions with folded answers."""
+"""The pages of `fedgossip lecture`: text, numbers with their formulas, a picture, and questions with folded answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlottedCurve:
-    """One labelled series; `points`: measured, drawn as marks; else a line of a formula."""
+    """One labelled series; `points`: measured, drawn as marks; otherwise the line of a formula."""
 
     label: str
     x: Sequence[float]
@@ -51,7 +51,7 @@ class PlottedCurve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves over two axes, which `log` makes logarithmic."""
+    """Curves over two axes; `log` makes them logarithmic."""
 
     x: str
     y: str
@@ -61,7 +61,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Circle:
-    """A circle of equal arcs, each with its owner's number, of so many owners."""
+    """A circle of equal arcs, each with its owner's number, of `owners` owners."""
 
     title: str
     arcs: Sequence[int]
@@ -98,7 +98,7 @@ class LectureRow:
 
     @property
     def cells(self) -> list[str]:
-        """Return it as a row of a table."""
+        """Return the row of a table."""
         near = f"{self.within:g}" if not self.expected else f"{100 * self.within:g} %"
         near = "rounding" if self.within < ROUNDING else near
         verdict = "agrees" if self.holds else "DIFFERS"
@@ -106,12 +106,12 @@ class LectureRow:
 
 
 def _digits(value: float) -> str:
-    """Return five digits of a number; of a large one all before the point."""
+    """Return five digits of a number; for a large one all digits before the point."""
     return f"{value:,.0f}".replace(",", " ") if 1e5 <= abs(value) < 1e12 else f"{value:.5g}"
 
 
 ROUNDING = 1e-6
-"""Tolerance below which two numbers are to be equal but for rounding."""
+"""Tolerance for two numbers that should be equal except for rounding."""
 
 
 HEADS = ["number", "formula", "run", "by formula", "within", ""]
@@ -139,7 +139,7 @@ class LecturePage:
 
 
 def write_lecture(path: Path, page: LecturePage) -> None:
-    """Write the page, one file that loads nothing."""
+    """Write the page as one file that loads nothing."""
     head = join([paragraph("fedgossip lecture", "over"), Markup(f"<h1>{text(page.title)}</h1>")])
     off = [row.what for row in page.rows if not row.holds]
     drawing = drawing_of(page.picture)
@@ -164,7 +164,7 @@ def _numbered(page: LecturePage) -> Sequence[tuple[int, tuple[str, str]]]:
 
 
 def write_course(path: Path, pages: Sequence[LecturePage]) -> None:
-    """Write the index of a folder of lectures, each in NAME.html beside it."""
+    """Write the index of a folder of lectures, each in NAME.html next to it."""
     head = join([paragraph("fedgossip lecture --all", "over"), Markup("<h1>Distributed training, measured</h1>")])
     rows = [
         [

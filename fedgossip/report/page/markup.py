@@ -15,11 +15,11 @@ from fedgossip.base.untrusted_text import printable
 from fedgossip.report.page.drawing import DARK
 
 REPORT_SCRIPTS = ("figure.js", "script.js")
-"""Of every page, in this order."""
+"""Scripts of every page, in this order."""
 
 
 class Markup(str):
-    """Text that is markup already and enters the page unchanged."""
+    """Text that is already markup and enters the page unchanged."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ def join(parts: Iterable[Markup | None]) -> Markup:
 
 
 def figure(name: str, svg: str | None, title: str, caption: str) -> Markup | None:
-    """Return a captioned figure, or None where there was nothing to draw."""
+    """Return a captioned figure; None if there is nothing to draw."""
     if svg is None:
         return None
     described = svg.replace("<svg ", f'<svg role="img" aria-label="{text(f"{title}. {caption}")}" ', 1)
@@ -50,7 +50,7 @@ def paragraph(words: str, kind: str = "") -> Markup:
 
 
 def section(title: str, *parts: Markup | None) -> Markup | None:
-    """Return a titled section, or None where all its parts are missing."""
+    """Return a titled section; None if all its parts are missing."""
     inside = join(parts)
     return Markup(f"<section>\n<h2>{text(title)}</h2>\n{inside}\n</section>") if inside else None
 
@@ -74,7 +74,7 @@ def cards(facts: Iterable[tuple[str, str, str]]) -> Markup:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> Markup:
-    """Return a table whose last `numbers` columns are numbers."""
+    """Return a table with numbers in its last `numbers` columns."""
     first = len(heads) - numbers
 
     def mark(column: int) -> str:
@@ -110,7 +110,7 @@ def folded(title: str, inside: Markup) -> Markup:
 
 
 def document(title: str, head: Markup, body: Markup) -> str:
-    """Return the whole page.  Its policy lets the browser fetch nothing and run no script but the page's own."""
+    """Return the complete page.  Its policy forbids the browser all requests, and all scripts but the page's own."""
     script = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in REPORT_SCRIPTS)
     style = files(__package__).joinpath("style.css").read_text("utf-8") + _dark_figures()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -142,7 +142,7 @@ def document(title: str, head: Markup, body: Markup) -> str:
 
 
 def write_atomically(path: Path, page: str) -> None:
-    """Write `page` to `path`; a reader sees the old page or the new one, never a part."""
+    """Write `page` to `path` atomically; a reader sees either the old page or the new one."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:

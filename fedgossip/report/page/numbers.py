@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, units that fit, and a dash for values that were not measured."""
+"""Numbers for people: three significant digits, units that fit, and a dash for missing measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedgossip.core.roles import Roles
 
 
 def shown_round(event: str, round: int, roles: Roles) -> int:
-    """Return the round of an event as people count: under a leader by the number that its result will have."""
+    """Return the round of an event as people count it: under a leader by the number of its result."""
     return round + (roles.leader is not None and round >= 0 and kind_of(event).open_round)
 
 
@@ -43,7 +43,7 @@ def number(value: float | None) -> str:
 
 
 def near_one(value: float | None) -> str:
-    """Return a rate: like `number`, but 0.9999868 becomes 1 − 1.32 × 10⁻⁵, not 1; what rounding left is 0, or 1."""
+    """Return a rate: like `number`, but 0.9999868 becomes 1 − 1.32 × 10⁻⁵, not 1; rounding errors become 0, or 1."""
     if value is None or not 0.995 <= value < 1 - NOISE:
         return number(0.0 if value is not None and abs(value) < NOISE else value)
     return f"1 − {number(1 - value)}"

@@ -1,4 +1,4 @@
-"""The page of one run, or of several beside each other; and rich display in notebooks (`register`, called where IPython
+"""The page of one run, or of several side by side; and rich display in notebooks (`register`, called if IPython
 runs).
 """
 
@@ -77,9 +77,9 @@ def _federated(run: RecordedRun, took: Participation) -> tuple[Markup, Markup]:
 
 
 def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
-    """Write a page to `path` that shows the runs beside each other, in the given order, and return `path`.
+    """Write a page to `path` with the runs side by side, in the given order, and return `path`.
 
-    Runs with a report are linked to it.  Raises ConfigError without runs, or as `write_report`.
+    It links to the report of each run that has one.  Raises ConfigError without runs, or as `write_report`.
     """
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run.", "Name the run directories to compare.")
@@ -89,15 +89,15 @@ def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
     return path
 
 
-# A run at parameter servers: how old the models were that gradients are of, and what filters kept back.
+# A run at parameter servers: the age of the models of gradients, and the share of values held back by filters.
 
 
 MOST_STEPS_DRAWN = 40
-"""Steps from which on all are one bar."""
+"""Number of steps from which on all share one bar."""
 
 
 def served(run: RecordedRun) -> Markup | None:
-    """Return the section of a run's parameter servers; None where none was stale and nothing was filtered."""
+    """Return the section of a run's parameter servers; None if no gradient was stale and nothing was filtered."""
     clocks, steps = (_summed(run, of) for of in ("clocks", "steps"))
     rounds = figure(
         "read-lag",
@@ -178,18 +178,18 @@ FACTS = {
 """The displayed numbers of a forecast and of a spectrum, by attribute."""
 
 _names = itertools.count(1)
-"""Ids of drawings in one notebook's page have to differ."""
+"""Counter for unique ids of drawings in one notebook's page."""
 
 
 def register(shell: Any) -> None:
-    """Let an IPython shell display objects of fedgossip as HTML; their classes are imported by nobody for it."""
+    """Let an IPython shell display objects of fedgossip as HTML, without importing their classes."""
     formatter = shell.display_formatter.formatters["text/html"]
     for home, name, show in SHOWN:
         formatter.for_type_by_name(home, name, lambda value, show=show: f"<div>{show(value)}</div>")
 
 
 def topology(value: Topology) -> Markup:
-    """Return the drawing of a graph and its size; above the size of a drawing the size alone."""
+    """Return the drawing of a graph and its size; only the size if it is too large for a drawing."""
     graph = Graph(value.n, value.name, value.directed, [(int(u), int(v)) for u, v in value.edges])
     drawn = Markup(graphs.miniature(graph, f"notebook-{next(_names)}")) if graphs.drawable(graph) else None
     degrees = value.degrees()
@@ -205,7 +205,7 @@ def facts(value: Forecast | Spectrum) -> Markup:
 
 
 def run(value: Any) -> Markup:
-    """Return the result of a `Run`, and its curve where the run left a directory."""
+    """Return the result of a `Run`, and its curve if the run has a directory."""
     summary, score = value.summary, dict(value.score)
     three = msgspec.convert(score, Scores)
     values = [(which, getattr(three, which)) for which in SCORES] if three.known else []
@@ -252,4 +252,4 @@ SHOWN: tuple[tuple[str, str, Callable[[Any], Markup]], ...] = (
     ("fedgossip.runs.run_directory", "Run", run),
     ("fedgossip.lab.sweeps.table", "SweepTable", sweep),
 )
-"""Module and class, by name, and how its objects are displayed."""
+"""Module and class, by name, and the function that displays its objects."""

@@ -1,4 +1,4 @@
-"""The page of `fedgossip compare`: ways to train in parallel beside each other, and the result of the cost model."""
+"""The page of `fedgossip compare`: ways to train in parallel side by side, and the result of the cost model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ PARTS = (("compute", BLUE), ("communicate", ORANGE), ("wait", AMBER))
 
 @dataclass(frozen=True)
 class CrossoverMap:
-    """Where gossip with two neighbours overtakes a ring: bytes per second by latency; `here`: this experiment's."""
+    """Boundary beyond which gossip with two neighbours is faster than a ring: bytes per second by latency; `here`: this
+    experiment's.
+    """
 
     latencies: Sequence[float]
     rates: Sequence[float]
@@ -72,7 +74,7 @@ class CrossoverMap:
 
 @dataclass(frozen=True)
 class ParadigmPage:
-    """Contents of the page.  `rows`: the table that --json prints; `runs`: one of each, with most workers."""
+    """Contents of the page.  `rows`: the table printed by --json; `runs`: one of each, with most workers."""
 
     title: str
     lead: str
@@ -84,11 +86,11 @@ class ParadigmPage:
     crossing: CrossoverMap | None
     simulated: bool
     tuned: Sequence[Row] = ()
-    """For each paradigm the test losses of the tried learning rates, and the chosen one."""
+    """For each paradigm the test losses of the tried learning rates, and the chosen rate."""
 
 
 def written(path: Path, page: ParadigmPage) -> None:
-    """Write the page, one file that loads nothing; a reader sees the old one or the new one."""
+    """Write the page atomically, as one file that loads nothing."""
     kind = "virtual seconds, of a simulation" if page.simulated else "seconds of real processes on one machine"
     goal = "" if page.target is None else f" The target is a test loss of {number(page.target)}."
     sentence = f"Times are {kind}. All have been given the same {page.equal} where their losses are compared.{goal}"

@@ -1,8 +1,8 @@
-"""Participation in the rounds of a federated run, folded from its rows while they are read.
+"""Participation in the rounds of a federated run, accumulated from its rows while they are read.
 
-The coordinator's events of an open round have a number one lower than rows.  Single rounds are kept for FOLLOWED_MOST
-clients at most; of more, how often each took part.  The coordinator's rows list the clients in each sum, the clients'
-own their other actions.  Old runs' missing values have defaults.
+The coordinator's events of an open round have a number one lower than rows.  Single rounds are stored for at most
+FOLLOWED_MOST clients; with more, only each one's number of rounds.  The coordinator's rows list the clients in each
+sum; the clients' rows have their other actions.  Missing values of old runs have defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Took(IntEnum):
     """The client was not invited, according to the rows."""
     COUNTED = 1
     UNCOUNTED = 2
-    """The client trained and is not in the sum: it was too late, or not among the first that were wanted."""
+    """The client trained and is not in the sum: it was too late, or others came first."""
     ABANDONED = 3
     """The client trained for a round that was abandoned."""
     SILENT = 4
@@ -35,7 +35,7 @@ class Took(IntEnum):
 
 
 class Participation:
-    """`contributions[round]` of the rounds that counted; `abandoned[round]` is the reason of one that did not."""
+    """`contributions[round]` of the rounds that counted; `abandoned[round]` is the reason for one that did not."""
 
     def __init__(self, clients: int, one: str = "client") -> None:
         self.clients, self.one = clients, one
@@ -44,15 +44,15 @@ class Participation:
         self.too_few: Mapping[str, Any] | None = None
         """The event that ended the run early for lack of clients, if any."""
         self.at_clients: dict[int, tuple[float, float | None]] = {}
-        """By the rounds behind the model: mean and worst accuracy on examples that the clients keep to test on."""
+        """By number of rounds of the model: mean and worst accuracy on the clients' held-out examples."""
         self.epsilon: dict[int, float] = {}
-        """The privacy that was spent by each round; the largest where clients differ."""
+        """Privacy spent by each round; the largest value if clients differ."""
         self.turns = [0] * clients
-        """The number of rounds that each client has trained in."""
+        """Number of rounds in which each client has trained."""
         self._trained: list[set[int]] = [set() for _ in range(min(clients, FOLLOWED_MOST))]
         self._missed: list[set[int]] = [set() for _ in self._trained]
         self._counted: dict[int, set[int]] = {}
-        """By the round, the clients in its sum, according to the coordinator."""
+        """By round, the clients in its sum, according to the coordinator."""
 
     @property
     def followed(self) -> bool:
@@ -64,7 +64,7 @@ class Participation:
         return max([*self.contributions, *self.abandoned], default=0)
 
     def row(self, row: ReportedPeerRound) -> None:
-        """Fold a row of a client, or of the coordinator."""
+        """Process a row of a client, or of the coordinator."""
         if row.epsilon is not None:
             self.epsilon[row.round] = max(row.epsilon, self.epsilon.get(row.round, 0.0))
         if row.peer < self.clients:
@@ -80,7 +80,7 @@ class Participation:
             self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 
     def event(self, event: ReportedEvent) -> bool:
-        """Fold an event; return whether this section shows it in full."""
+        """Process an event; return whether this section shows it in full."""
         facts = event.value if isinstance(event.value, Mapping) else {}
         match event.name:
             case "abandoned":
@@ -132,7 +132,7 @@ class ReportedRound(msgspec.Struct, frozen=True):
 
 
 class ReportedPeerRound(msgspec.Struct, frozen=True):
-    """One round of one peer; bytes and seconds of that round alone."""
+    """One round of one peer; bytes and seconds of only that round."""
 
     round: int
     peer: int
@@ -158,7 +158,7 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
 
 
 class ReportedEvent(msgspec.Struct, frozen=True):
-    """A report beside the numbers of every round: a neighbour missed, a peer gone."""
+    """A report in addition to the numbers of every round: a neighbour missed, a peer gone."""
 
     round: int
     peer: int | None

@@ -29,7 +29,7 @@ from fedgossip.report.page.participation import Participation, ReportedEvent, Re
 
 EVENTS_KEPT = 200
 PARTICIPANTS_MAX = 1_000_001  # a million clients, and their coordinator
-"""Maximum number of participants of a run that is read."""
+"""Maximum number of participants of a readable run."""
 ABOUT_SEVERAL_MODELS = (
     "score_mean_peer",
     "score_worst_peer",
@@ -39,11 +39,11 @@ ABOUT_SEVERAL_MODELS = (
 )
 """Columns of a network's row."""
 AT_PEERS = ".peers"
-"""Behind the name of a metric: of all peers' models, not of the averaged one."""
+"""Suffix of a metric's name: of all peers' models, not of the averaged one."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
-"""The parts of a round's time; docs/reference/numerics.md defines them."""
+"""Parts of a round's time; docs/reference/numerics.md defines them."""
 ROUNDS_FREE = 1_000_000
-"""Maximum number of rounds of a row ahead of its line, which bounds a drawing's width."""
+"""Maximum number by which a row's round may exceed its line, which bounds a drawing's width."""
 T = TypeVar("T")
 
 
@@ -57,16 +57,16 @@ class Scores(msgspec.Struct, frozen=True):
     mean_peer: float | None = None
     worst_peer: float | None = None
     round: int | None = None
-    """In which they were measured; None in runs of releases that did not write it."""
+    """Round of their measurement; None in runs of releases that did not write it."""
 
     @property
     def known(self) -> bool:
-        """Whether it has a value."""
+        """Whether there is a value."""
         return any(value is not None for value in (self.averaged, self.mean_peer, self.worst_peer))
 
     @property
     def metric(self) -> Score:
-        """The metric of the values."""
+        """Metric of the values."""
         return read_score({"name": self.name, "better": self.better, "unit": self.unit})
 
     def shown(self, value: float | None) -> str:
@@ -75,12 +75,12 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 class BestRound(msgspec.Struct, frozen=True):
-    """The round whose averaged model had the best score."""
+    """The round with the best score of the averaged model."""
 
     round: int
     score: float
     at: str = ""
-    """clients: measured by them, on their own examples; else on the examples of the run's score."""
+    """clients: measured by them, on their own examples; otherwise on the examples of the run's score."""
 
 
 class RecordedForecast(msgspec.Struct, frozen=True):
@@ -106,13 +106,13 @@ class RecordedForecast(msgspec.Struct, frozen=True):
 
 
 class RecordedPairs(msgspec.Struct, frozen=True):
-    """The forecast for exchanges between pairs: the share of a distance that a round of them leaves."""
+    """The forecast for exchanges between pairs: the factor on a distance per round of them."""
 
     round: float | None = None
 
 
 class RecordedBand(msgspec.Struct, frozen=True):
-    """Edges of the consensus distance after rounds 1, 2, ..., of a graph that no eigenvalues describe."""
+    """Bounds of the consensus distance after rounds 1, 2, ..., for a graph without usable eigenvalues."""
 
     lower: list[float]
     upper: list[float]
@@ -126,7 +126,7 @@ class RecordedFile(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; nothing where there were too many."""
+    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; empty if there were too many."""
 
     n: int
     name: str = ""
@@ -137,7 +137,7 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class DataSpread(msgspec.Struct, frozen=True):
-    """How the examples lie: ``shares[peer][class]`` counts, ``sizes[peer]`` counts."""
+    """Distribution of the examples: ``shares[peer][class]`` counts, ``sizes[peer]`` counts."""
 
     source: str | None = None
     classes: int | None = None
@@ -156,12 +156,12 @@ class PrivacySpent(msgspec.Struct, frozen=True):
 
     @property
     def bound(self) -> float | None:
-        """The spent budget; where only the clients know it, the maximum that they may spend."""
+        """Spent budget; if only the clients know it, the maximum that they may spend."""
         return self.max_epsilon if self.epsilon is None else self.epsilon
 
 
 class RecordedRefusal(msgspec.Struct, frozen=True):
-    """One cause for which one participant refused something, and how often."""
+    """One cause of one participant's refusals, and their number."""
 
     peer: int
     times: int
@@ -198,10 +198,12 @@ class Summary(msgspec.Struct, frozen=True):
     eigenvalues: list[float] | None = None
     modes: list[tuple[float, float]] | None = None
     summed: bool = True
-    """Whether every peer went on with the weighted sum of honest models: the graph's guarantees apply to that alone."""
-    """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
+    """Whether every peer continued with the weighted sum of honest models, the only case with the graph's
+    guarantees.
+    """
+    """For a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
     links: str = ""
-    """How many links there are, in words."""
+    """Number of links, in words."""
     band: RecordedBand | None = None
     pairwise: RecordedPairs | None = None
     forecast_file: RecordedFile | None = None
@@ -219,16 +221,16 @@ class Summary(msgspec.Struct, frozen=True):
     processor: str | None = None
     kernels: str | None = None
     exchanged: str | None = None
-    """models or logits, where participants have models of their own."""
+    """models or logits, if participants have personal models."""
 
     @property
     def distils(self) -> bool:
-        """Whether the measured model is one that is distilled from logits, and nobody's own."""
+        """Whether the measured model was distilled from logits, and belongs to no participant."""
         return self.exchanged == "logits"
 
     @property
     def who(self) -> Roles:
-        """The word for all participants; without recorded roles peers, or clients of a coordinator."""
+        """Roles of all participants; without recorded roles peers, or clients of a coordinator."""
         if self.roles:
             return Roles(tuple(self.roles))
         return federated_roles(self.n) if self.mode == "federated" else peer_roles(self.n)
@@ -254,7 +256,7 @@ class PeerTotal:
     until: float = 0.0
     """End of its last row, in seconds of the run."""
     away: float = 0.0
-    """Seconds between rows in which it was dead, and after its last row, where it did not return."""
+    """Seconds between rows while it was dead, and after its last row if it did not return."""
 
     def add(self, row: ReportedPeerRound, *, returned: bool = False) -> None:
         """Add a row; `returned`: it was dead since the row before."""
@@ -275,9 +277,9 @@ class PeerTotal:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
+    """A run directory in memory.  `network` ascends by round; `events` has the first EVENTS_KEPT.
 
-    `participation`: of a run with a coordinator, including its events about rounds.
+    `participation`: for a run with a coordinator, including its events about rounds.
     """
 
     summary: Summary
@@ -287,21 +289,21 @@ class RecordedRun:
     experiment: str | None
     participation: Participation | None = None
     logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
-    """Numbers logged by loops, and metrics beside the score, by name; with AT_PEERS those of the peers' models."""
+    """Numbers logged by loops, and metrics other than the score, by name; with AT_PEERS those of the peers' models."""
     own_scores: dict[int, OwnScores] = field(default_factory=dict)
     """The last scores of participants' personal models."""
     own_counts: Mapping[str, float | None] = field(default_factory=dict)
-    """What a coordinator has counted of them last, in a secure sum."""
+    """A coordinator's last counts of them, in a secure sum."""
     fallen: frozenset[int] = frozenset()
     """Participants that died, hung or failed and did not return."""
     script: tuple[str, ...] = ()
-    """The script of loops that were launched, and its arguments."""
+    """Script of launched loops, and its arguments."""
     foretold: RunForecast | None = None
-    """The forecast before the run; None also where the file is not the one of the run's start."""
+    """Forecast before the run; None also if the file is not that of the run's start."""
     realised: RunForecast | None = None
-    """The same of the rounds as they were mixed, where messages or peers were lost."""
+    """Forecast for the mixing that took place, if messages or peers were lost."""
     timeline: Timeline | None = None
-    """Who did what when in the first part of a simulation."""
+    """Participants' activities with times in the first part of a simulation."""
 
     @property
     def name(self) -> str:
@@ -313,12 +315,12 @@ class RecordedRun:
 
     @property
     def learners(self) -> list[PeerTotal]:
-        """The learners: all peers; or the clients, without their coordinator."""
+        """Return the learners: all peers; or the clients, without their coordinator."""
         return self.peers[: self.summary.n]
 
     @property
     def measured_when(self) -> str:
-        """In which round the scores of the summary were measured, and which round had the best, where that differs."""
+        """Return the round in which the summary's scores were measured, and the round with the best if it differs."""
         at, best, last = self.summary.score.round, self.summary.best, self.summary.score.averaged
         text = "" if at in (None, self.summary.rounds) else f", in round {at}"
         if best is None or best.score == last or best.round == (self.summary.rounds if at is None else at):
@@ -327,7 +329,7 @@ class RecordedRun:
         return f"{text}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
-        """Return (row, value) for the rounds in which `column` was measured."""
+        """Return (row, value) for the rounds with a measurement of `column`."""
         values = ((row, getattr(row, column)) for row in self.network)
         return [(row, value) for row, value in values if value is not None]
 
@@ -433,7 +435,7 @@ def _script_of(folder: Path) -> tuple[str, ...]:
 
 
 def _of_one_model(row: ReportedRound) -> ReportedRound:
-    """Leave out values over several models where there is one."""
+    """Remove values over several models if there is only one."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)
 
@@ -516,7 +518,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parse(text: bytes) -> Any:
-    """Return the JSON value of `text`, NaN and infinities as None: not measured."""
+    """Return the JSON value of `text`, with NaN and infinities as None: not measured."""
     return json_value(text, parse_constant=lambda _: None)
 
 

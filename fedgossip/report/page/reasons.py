@@ -1,4 +1,6 @@
-"""Reasons for an abandoned round and for a client's absence, in words; and the notes that head a faulty run's page."""
+"""Reasons for an abandoned round and for a client's absence, in words; and the notes at the top of a faulty
+run's page.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ REASONS = {
     "NOT_FINITE": "the model would not have been finite",
     "BUDGET": "its budget of privacy is used up",
 }
-"""Of `secure.aborts.Reason`, and of the coordinator's own."""
+"""Words for `secure.aborts.Reason`, and for the coordinator's own reasons."""
 
 STAGES = {
     "KEYS": "while keys were exchanged",
@@ -41,7 +43,7 @@ STAGES = {
     "CONSIST": "while the survivors were confirmed",
     "UNMASK": "while the sum was unmasked",
 }
-"""Of `secure.aborts.Stage`."""
+"""Words for `secure.aborts.Stage`."""
 
 
 def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -51,7 +53,7 @@ def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def reason(word: object) -> str:
-    """Return a reason in words; an unknown one as it is."""
+    """Return a reason in words; an unknown one unchanged."""
     return REASONS.get(str(word)) or str(word).replace("_", " ").lower()
 
 
@@ -66,7 +68,7 @@ def given_up(facts: Mapping[str, Any]) -> str:
 
 
 def incomplete(name: str, run: RecordedRun) -> tuple[str, str] | None:
-    """Return the note on a run that is not finished, or lacks exchanges: why, and what that means for the page."""
+    """Return the note on a run that is unfinished, or lacks exchanges: the cause, and its consequence for the page."""
     status, who = run.summary.status, f"{run.roles.one}s"
     if status == "finished":
         return (f"{name} is finished, and incomplete:", " ".join(run.summary.lacking)) if run.summary.lacking else None

@@ -1,4 +1,4 @@
-"""The sections of a report, in reading order; each gives nothing where the run recorded nothing for it."""
+"""The sections of a report, in reading order; each returns None if the run recorded nothing for it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def head(run: RecordedRun) -> Markup:
 
 
 def sizes(run: RecordedRun) -> list[str]:
-    """Return how many there are of each role."""
+    """Return the number of participants of each role."""
     return [plural(count, name) for name, count in run.roles.sizes().items()]
 
 
@@ -147,7 +147,7 @@ def _per_peer_and_round(run: RecordedRun) -> str:
 
 
 def reporter(run: RecordedRun, event: ReportedEvent) -> str:
-    """Return who reported an event: of alike participants the number, and "the run" for one of all."""
+    """Return the reporter of an event: the number for one of equal participants, "the run" for an event of all."""
     if event.peer is None:
         return NOTHING
     return str(event.peer) if run.roles.alike and event.peer >= 0 else run.roles.label(event.peer)
@@ -206,8 +206,9 @@ def learning(run: RecordedRun) -> Markup | None:
 
 
 def logged(run: RecordedRun) -> Markup | None:
-    """Return the numbers that are recorded beside loss and score: metrics of the averaged model (and of all peers), and
-    what loops have logged."""
+    """Return the numbers recorded in addition to loss and score: metrics of the averaged model (and of all peers), and
+    the numbers logged by loops.
+    """
     one = run.roles.one
     drawn = [
         figure(
@@ -222,7 +223,7 @@ def logged(run: RecordedRun) -> Markup | None:
 
 
 def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
-    """Return the consensus distance beside its forecast."""
+    """Return the consensus distance with its forecast."""
     title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
     if forecast is not None and forecast.foretold:
         caption = "How far the models of the peers lie from their mean, drawn over what was forecast before the run."
@@ -354,7 +355,7 @@ def peers(run: RecordedRun) -> Markup | None:
 
 
 def first_rounds(run: RecordedRun) -> Markup | None:
-    """Return the timeline of the first rounds; nothing for more participants than a page has lanes for."""
+    """Return the timeline of the first rounds; None if a page has too few lanes for the participants."""
     if run.timeline is None or run.summary.who.n > MOST_LANES or not run.timeline.whole_rounds:
         return None
     rounds = min(ROUNDS_DRAWN, run.timeline.whole_rounds)
@@ -389,7 +390,7 @@ def _peer_table(run: RecordedRun) -> Markup | None:
 
 
 def faults(run: RecordedRun) -> Markup | None:
-    """Return what went wrong, counted and then one by one."""
+    """Return the failures, counted and then one by one."""
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None
@@ -415,7 +416,7 @@ def faults(run: RecordedRun) -> Markup | None:
 
 
 def spells(events: Iterable[ReportedEvent]) -> list[tuple[ReportedEvent, int, int, int]]:
-    """Return (event, its first round, its last, how often), consecutive repetitions as one."""
+    """Return (event, its first round, its last, count), with consecutive repetitions as one."""
     found: list[tuple[ReportedEvent, int, int, int]] = []
     open_at: dict[tuple[int | None, str, str], int] = {}
     for event in events:
@@ -431,7 +432,7 @@ def spells(events: Iterable[ReportedEvent]) -> list[tuple[ReportedEvent, int, in
 
 
 def refusals(run: RecordedRun) -> Markup | None:
-    """Return why something was refused: each cause once."""
+    """Return the causes of refusals, each once."""
     rows = [
         [run.roles.label(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
         for cause in run.summary.refusals
@@ -443,7 +444,7 @@ def provenance(
     run: RecordedRun,
     digest_of: str = "all final models",
 ) -> Markup | None:
-    """Return everything that is needed to repeat the run."""
+    """Return all facts needed to repeat the run."""
     summary, how = run.summary, repeating(run)
     rows = [
         (f"Digest of {digest_of}", summary.digest or NOTHING, ""),
@@ -462,22 +463,24 @@ def provenance(
     )
 
 
-# How a run is repeated, and whether the same digest results: stated only where it holds.
+# Instructions to repeat a run, with the same digest if that is certain.
 
 
 GIVEN = "given"
-"""The data's source of a run with a task passed by a program."""
+"""Data source of a run with a task passed by a program."""
 
 PLACE = "{peer}"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 NAMED = (("data", "source"), ("data", "test"), ("model", "source"), ("algorithm", "name"))
-"""Where an experiment may name a function of the user's."""
+"""Keys of an experiment that may name a user's function."""
 
 
 @dataclass(frozen=True)
 class Repeating:
-    """`command` is None where no command can; `same`: whether the digest will be the same under what `text` names."""
+    """`command` is None if no command repeats the run; `same`: whether the digest will be the same under the conditions
+    in `text`.
+    """
 
     text: str
     command: str | None
@@ -507,7 +510,7 @@ def repeating(run: RecordedRun) -> Repeating:
 
 
 def _of_loops(run: RecordedRun) -> Repeating:
-    """Loops are a user's script: only the user can judge whether it repeats."""
+    """Return the answer for loops: they are a user's script, and only the user can judge whether it repeats."""
     if not run.script:
         return Repeating("Its loops are the user's own, which no file here names.", None, same=False)
     text = (
@@ -540,7 +543,7 @@ def _is_kind(name: str) -> bool:
 
 
 def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
-    """Why the digest may be another, the weightiest first."""
+    """Yield reasons for a different digest, the most important first."""
     summary = run.summary
     if summary.digest is None:
         yield "there is no digest of this run to compare with, for not all participants reached its end"

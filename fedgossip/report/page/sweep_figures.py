@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One combination in a scatter plot: a fact of its graph, its score, and the interval of that over the seeds."""
+    """One combination in a scatter plot: a fact of its graph, its score, and the score's interval over the seeds."""
 
     x: float
     graph: str
@@ -58,7 +58,7 @@ Order = tuple[float, tuple[float, float] | None]
 
 @dataclass(frozen=True)
 class SweepDifference:
-    """By how much a combination is above the reference, seed by seed."""
+    """Difference between a combination and the reference, seed by seed."""
 
     combination: str
     mean: float
@@ -66,14 +66,14 @@ class SweepDifference:
     student: tuple[float, float] | None
     bootstrap: tuple[float, float] | None
     p: float | None = None
-    """Of the paired t test, two-sided."""
+    """p of the paired t test, two-sided."""
     holm: float | None = None
     """The same, adjusted by Holm for all differences of the page."""
 
 
 @dataclass(frozen=True)
 class SweepPoints:
-    """The score against a fact of the graph, for each group of combinations that differ in the graph alone."""
+    """The score against a fact of the graph, for each group of combinations that differ only in the graph."""
 
     figure: str
     word: str
@@ -83,7 +83,7 @@ class SweepPoints:
 
 @dataclass(frozen=True)
 class SweepPage:
-    """Contents of the page.  `rows`: of the table, a cell each."""
+    """Contents of the page.  `rows`: rows of the table, one per cell."""
 
     title: str
     keys: Sequence[str]
@@ -97,43 +97,43 @@ class SweepPage:
     level: float
     command: str
     over: int = 1
-    """Number of evaluated rounds whose mean is a score."""
+    """Number of evaluated rounds averaged in a score."""
     compared: str = "mean_peer"
-    """The column of the rows that is compared: another one of tasks without a score."""
+    """Compared column of the rows; another one for tasks without a score."""
 
     surely_best: frozenset[str] = frozenset()
-    """Combinations that are the best of their column, each paired interval to another one in it without 0."""
+    """Combinations that are certainly the best of their column: every paired interval to another one excludes 0."""
 
     @property
     def measured(self) -> str:
-        """What is compared, on an axis."""
+        """Name of the compared quantity on an axis."""
         return f"{SCORES[self.compared]}'s {self.metric.word}" if self.compared in SCORES else self.metric.word
 
     @property
     def combinations(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The rows of each."""
+        """Rows of each combination."""
         found: dict[str, list[Mapping[str, Any]]] = {}
         for row in self.rows:
             found.setdefault(row["combination"], []).append(row)
         return found
 
     def rest(self, row: Mapping[str, Any]) -> str:
-        """The label above a column of the heat map: all keys but the first."""
+        """Return the label above a column of the heat map: all keys but the first."""
         return ", ".join(self.value(row, key) for key in self.keys[1:]) or self.metric.word
 
     def short(self, combination: str) -> str:
-        """A combination by its values alone."""
+        """Return a combination by only its values."""
         row = self.combinations[combination][0]
         return ", ".join(self.value(row, key) for key in self.keys) or combination
 
     def value(self, row: Mapping[str, Any], key: str) -> str:
-        """A value of a key in lines of a figure; of a table, the parts that others have not."""
+        """Return a key's value for lines of a figure; of a table in TOML, only the parts that differ between values."""
         parts = [part for part in str(row[key]).split(", ") if part not in self._common[key]]
         return textwrap.fill(", ".join(parts) or str(row[key]), LINE, break_long_words=False)
 
     @cached_property
     def _common(self) -> Mapping[str, frozenset[str]]:
-        """The parts that all values of a key have, where they differ."""
+        """Parts that all values of a key have in common, if they differ otherwise."""
         found = {}
         for key in self.keys:
             values = {str(row[key]): frozenset(str(row[key]).split(", ")) for row in self.rows}
@@ -141,24 +141,24 @@ class SweepPage:
         return found
 
     def shown(self, value: float | None) -> str:
-        """Return a score as it is printed."""
+        """Return a score in printed form."""
         return percent(value) if self.metric.percent else number(value)
 
     def signed(self, value: float) -> str:
-        """A difference of scores."""
+        """Return a difference of scores with its sign."""
         if self.metric.percent:
             return f"{value * 100:+.1f}".replace("-", "−")
         return ("+" if value >= 0 else "") + number(value)
 
 
 LINE = 40
-"""Maximum number of characters of a line beside a figure."""
+"""Maximum number of characters of a line next to a figure."""
 
 HATCHED = "The mean over the seeds; hatched where cells failed or no run can be made, empty where none has been run."
 
 
 def paintings(page: SweepPage, width: float | None = None) -> dict[str, Drawing]:
-    """Return the figures with data; `width`: of each in inches, in place of its own."""
+    """Return the figures with data; `width`: of each in inches, in place of its default."""
     found: dict[str, Drawing] = {}
     if page.keys and any(row[page.compared] is not None for row in page.rows):
         down, across = sides(page)
@@ -188,7 +188,7 @@ def _heat_numbers(page: SweepPage) -> list[dict[str, Any]]:
 
 
 def difference_numbers(page: SweepPage) -> list[dict[str, Any]]:
-    """Return the differences to the reference, a row each."""
+    """Return the differences to the reference, one row each."""
     rows = []
     for one in page.differences:
         ends = [*(one.student or (None, None)), *(one.bootstrap or (None, None)), one.p, one.holm]
@@ -208,7 +208,7 @@ def _point_numbers(one: SweepPoints) -> list[dict[str, Any]]:
 
 
 def sides(page: SweepPage) -> tuple[list[str], list[str]]:
-    """The rows and the columns of the heat map: the first key down, all others across."""
+    """Return the rows and the columns of the heat map: the first key down, all others across."""
     first = [rows[0] for rows in page.combinations.values()]
     return list(dict.fromkeys(page.value(row, page.keys[0]) for row in first)), list(
         dict.fromkeys(map(page.rest, first))
@@ -335,7 +335,7 @@ def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figur
 
 
 def _ticks_at_values(axes: Axes, values: Sequence[float], width: float) -> None:
-    """Put a tick at each graph; of ticks that would touch, the first."""
+    """Put a tick at each graph; of overlapping ticks only the first."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     taken: list[float] = []
@@ -360,7 +360,7 @@ def _label_graphs(axes: Axes, points: Sequence[SweepPoint], width: float) -> Non
     placed: list[tuple[float, float, float]] = []
     for graph, x in sorted({point.graph: point.x for point, _ in ends}.items(), key=lambda one: one[1]):
         middle, half = _along(axes, x, width), 0.03 * len(graph)
-        # above all markers that it would cover, those of a graph beside it too
+        # above all markers that it would cover, including those of the next graph
         end = max(end for point, end in ends if abs(_along(axes, point.x, width) - middle) < half + 0.1)
         above = 2.4 * (end - bottom) / (top - bottom) + 0.04
         lift = 0.0
@@ -383,7 +383,7 @@ Numbers = Sequence[Mapping[str, Any]]
 
 
 def written(path: Path, page: SweepPage) -> None:
-    """Write the page, one file that loads nothing; a reader sees the old one or the new one."""
+    """Write the page atomically, as one file that loads nothing."""
     write_atomically(path, document(f"{page.title} – fedgossip", _head(page), _body(page)))
 
 
@@ -392,8 +392,8 @@ def paper(
 ) -> list[Path]:
     """Write the files for a paper: figures as PDF, numbers as CSV and LaTeX, tables, commands.
 
-    `curves`: further figures by name.  `targets`: of rounds to a target.  `words`: of the command line, behind the
-    sweep's folder.
+    `curves`: further figures by name.  `targets`: numbers of rounds to a target.  `words`: arguments of the command
+    line, after the sweep's folder.
     """
     owner_files.made(folder)
     found, again = [], shlex.quote(shlex.split(page.command)[-1])
@@ -523,7 +523,7 @@ def _cells(page: SweepPage) -> Markup:
 
 
 def csv_of(numbers: Numbers) -> str:
-    """Return rows of numbers as CSV, each to the last digit."""
+    """Return rows of numbers as CSV, with all digits."""
     return csv_rows(numbers)
 
 
@@ -578,7 +578,7 @@ def _tabular(notes: Sequence[str], columns: Sequence[str], heads: Sequence[str],
 
 
 def _tex_number(value: float) -> str:
-    """Return a number with four significant digits; whole ones as they are."""
+    """Return a number with four significant digits; integers unchanged."""
     if isinstance(value, int) or value == 0 or not math.isfinite(value):
         return str(value)
     if 1e-3 <= abs(value) < 1e7:

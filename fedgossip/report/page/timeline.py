@@ -56,7 +56,7 @@ class NamedTimeline:
     timeline: Timeline
     names: Sequence[str]
     words: Mapping[str, str] = field(default_factory=lambda: WORDS)
-    """Words of the legend for activities, where they are not the activities' own."""
+    """Words of the legend for activities, if they differ from the activities' own."""
 
 
 def drawn(one: NamedTimeline, name: str) -> str:
@@ -71,7 +71,7 @@ def height_of(all_of: Sequence[NamedTimeline]) -> float:
 
 
 def paint(figure: Figure, all_of: Sequence[NamedTimeline]) -> None:
-    """Draw timelines beside each other, in one scale of time where their lengths are within a factor ALIKE."""
+    """Draw timelines side by side, in one scale of time if their lengths are within a factor ALIKE."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""A watched run: a federated one's settings and coordinator's rows, the state of each peer, and bounded curves."""
+"""A watched run: a federated run's settings and coordinator's rows, the state of each peer, and bounded curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEDBUFF = "fedbuff"
 
 @dataclass(frozen=True)
 class Federation:
-    """`wanted`: clients in a round; None where its coordinator waits for none."""
+    """`wanted`: clients in a round; None if its coordinator waits for none."""
 
     clients: int
     algorithm: str = "fedavg"
@@ -47,7 +47,7 @@ def federation_of(content: Mapping[str, Any]) -> Federation | None:
 
 
 def star(clients: int) -> Topology:
-    """Return the links of a federated run, drawn with the coordinator in the middle."""
+    """Return the links of a federated run, with the coordinator drawn in the middle."""
     turn = 2 * np.pi * np.arange(clients) / clients
     positions = np.stack([np.append(np.sin(turn), 0.0), np.append(np.cos(turn), 0.0)], axis=1)
     return Topology.from_edges(clients + 1, [(k, clients) for k in range(clients)], "star", positions=positions)
@@ -59,15 +59,15 @@ class Led:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.contributions: int | None = None
-        """To the last round."""
+        """Contributions to the last round."""
         self.abandoned = 0
-        """Rounds that changed nothing."""
+        """Number of rounds that changed nothing."""
         self.tested: PeerRow | None = None
-        """The newest row with the clients' measurements, of the model of the round before."""
+        """Newest row with the clients' measurements, of the model of the round before."""
         self.curves = {"contributions": Curve(), "clients": Curve()}
 
     def row(self, row: PeerRow) -> None:
-        """Take the coordinator's row of a round."""
+        """Process the coordinator's row of a round."""
         self.contributions = row.clients or 0
         self.curves["contributions"].add(row.round, self.contributions)
         if row.score_clients is not None:
@@ -78,7 +78,7 @@ class Led:
         self.abandoned += row.name == "abandoned"
 
     def answered(self, peers: Iterable[Peer]) -> int | None:
-        """How many have trained for the round that is open; None where no client's rows are read."""
+        """Return the number of clients that have trained for the open round; None if no client's rows are read."""
         peers = list(peers)
         if not any(peer.known for peer in peers if peer.node != self.federation.coordinator):
             return None
@@ -90,7 +90,7 @@ class Led:
         return (self.word(peer, leader.round) for peer in there.values()) if leader else ()
 
     def word(self, peer: Peer, round: int) -> str:
-        """Where one is that is well, when the coordinator has `round` rounds behind it."""
+        """Return the state of a participant without trouble after `round` rounds of the coordinator."""
         f = self.federation
         if peer.node == f.coordinator:
             return "leading" if round else "starting"
@@ -102,7 +102,7 @@ class Led:
 
 
 SMOOTHING = 0.3
-"""The weight of a peer's newest round in its share of waiting."""
+"""Weight of a peer's newest round in its share of waiting."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,9 @@ class Mark:
 
 @dataclass(slots=True)
 class Peer:
-    """The newest of one peer.  Bytes are sums over the rounds in the record, `waiting` is a share of recent time."""
+    """The newest state of one peer.  Bytes are sums over the rounds in the record, `waiting` is a share of
+    recent time.
+    """
 
     node: int
     watched: bool = True
@@ -123,25 +125,25 @@ class Peer:
     loss: float | None = None
     score: float | None = None
     tested: int = 0
-    """The round of that score."""
+    """Round of that score."""
     bytes_sent: int = 0
     bytes_received: int = 0
     waiting: float | None = None
     fallen: str = ""
     asleep: bool = False
     ended: str = ""
-    """Its last word: finished, partial, interrupted, failed."""
+    """Its final status: finished, partial, interrupted, failed."""
     left: bool = False
-    """It has said goodbye."""
+    """Whether it has sent a goodbye."""
     gone_since: int | None = None
     """Completed rounds of the reporting peer."""
     counted: int = 0
-    """The round up to which bytes are in the sums."""
+    """Last round with bytes in the sums."""
     turns: int = 0
-    """Rounds that are in the record."""
+    """Number of rounds in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
     ways: dict[int, str] = field(default_factory=dict)
-    """How it reaches other peers, where it has reported that: direct, relayed or by_web."""
+    """Its routes to other peers, if it has reported them: direct, relayed or by_web."""
 
     @property
     def known(self) -> bool:
@@ -150,11 +152,11 @@ class Peer:
 
     @property
     def heard(self) -> bool:
-        """Whether its rows include its links: they do from its first round on."""
+        """Whether its rows include its links; they do from its first round on."""
         return self.watched and self.round > 0
 
     def witnesses(self, name: str) -> list[int]:
-        """Return the peers that report `name` of this peer, ascending."""
+        """Return the peers that report `name` for this peer, ascending."""
         return sorted(other for other, mark in self.seen_by.items() if mark.name == name)
 
     def step(self, row: PeerRow) -> None:
@@ -183,14 +185,14 @@ class Peer:
 
 
 POINTS_KEPT = 400
-"""Of a curve; it is thinned out to half when it has more."""
+"""Maximum number of points of a curve, which is then thinned to half."""
 
 Point = tuple[int, tuple[float | None, ...]]
-"""A round, and the values there."""
+"""A round, and the values in it."""
 
 
 class Curve:
-    """Points (round, values), thinned evenly to `most`; the newest is always there."""
+    """Points (round, values), thinned evenly to `most`; the newest is always included."""
 
     def __init__(self, most: int = POINTS_KEPT) -> None:
         self._most = most

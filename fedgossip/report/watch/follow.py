@@ -1,7 +1,7 @@
 """Follows a place: reads new rows of its files and keeps the state of the run up to date.
 
-The record is metrics.jsonl.  While a run on this machine goes on, peers' own rows precede it: of those only the newest
-figures are taken.  Files are read a bounded piece at a time.
+The record is metrics.jsonl.  During a run on this machine, peers' own rows precede it; only their newest figures are
+used.  Files are read a bounded piece at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgossip.report.watch.places import Facts, RunPlace, facts_of
 from fedgossip.report.watch.state import State
 
 PACE_SECONDS = 20.0
-"""Rounds per second are those of so long."""
+"""Period over which rounds per second are averaged."""
 
 DRIVERS = {
     "sim": "simulated",
@@ -35,8 +35,8 @@ DRIVERS = {
 
 
 class Follower:
-    """Reads `place`; its attributes are as of the last `poll`; `on_row` is called with each new row, once it is in the
-    state.
+    """Reads `place`; its attributes have the state of the last `poll`; `on_row` is called with each new row, once it is
+    in the state.
     """
 
     def __init__(self, place: RunPlace, on_row: Callable[[Row], None] | None = None) -> None:
@@ -44,14 +44,14 @@ class Follower:
         self.facts: Facts = facts_of(place)
         self.driver = "" if place.folder else "peers"
         self.unreadable = 0
-        """Lines that are no rows; they are passed over."""
+        """Number of lines skipped as invalid rows."""
         self.version = 0
-        """Changes when anything else does."""
+        """Changes with any other attribute."""
         self.news_at = time.time()
         self.began_at = self._began()
         self.ended_at: float | None = None
         self.lacking: list[str] = []
-        """Missing parts of a run that has ended, in sentences."""
+        """Missing work of an ended run, in sentences."""
         self.wall_seconds: float | None = None
         self._decoder = msgspec.json.Decoder(Row)
         self._pace: deque[tuple[float, float]] = deque()
@@ -75,7 +75,7 @@ class Follower:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended and all that it wrote is read."""
+        """Whether the run has ended and all its rows are read."""
         return bool(self.state.status) and not self.behind
 
     @property
@@ -85,20 +85,20 @@ class Follower:
 
     @property
     def read_share(self) -> float:
-        """How much of the record is read: 1.0 where all is."""
+        """Share of the record that has been read; 1.0 for all."""
         whole = sum(tail.size for tail in self._record.values())
         return 1.0 if not whole else 1.0 - self.behind / whole
 
     @property
     def seconds(self) -> float:
-        """Wall-clock duration of the run so far, or in all."""
+        """Wall-clock duration of the run, so far or in total."""
         if self.wall_seconds is not None:
             return self.wall_seconds
         return max(0.0, (self.ended_at or time.time()) - self.began_at)
 
     @property
     def rounds_per_second(self) -> float | None:
-        """Recent rate, by the mean peer; of a run that has ended, over all of it; None if unknown."""
+        """Recent rate, by the mean peer; over the whole run if it has ended; None if unknown."""
         if self.state.status:
             return self.state.round / self.seconds if self.seconds > 0 and self.state.round else None
         if len(self._pace) < 2 or self._pace[-1][0] - self._pace[0][0] < 1.0:
@@ -218,7 +218,7 @@ class Follower:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the object in a file, {} of a missing or partial one."""
+    """Return the object in a file; {} if it is missing or incomplete."""
     try:
         content = json_value(outside_files.read_bytes(path))
     except (OSError, UnreadableError):
@@ -234,20 +234,20 @@ def _changed(path: Path) -> float | None:
 
 
 PIECE_BYTES = 1 << 20
-"""Maximum bytes that are read at once; a longer line is no row and is skipped."""
+"""Maximum bytes read at once; a longer line is invalid and is skipped."""
 
 NEWEST_BYTES = 1 << 16
-"""Bytes read at the end of a file whose earlier rows are available elsewhere."""
+"""Bytes read at the end of a file with earlier rows available elsewhere."""
 
 
 class Tail:
-    """Reads whole lines.  `newest`: begin near the end; `again`: the file became shorter, so it is another one."""
+    """Reads complete lines.  `newest`: begin near the end; `again`: the file became shorter, so it is another one."""
 
     def __init__(self, path: Path, *, newest: bool = False) -> None:
         self.path = path
         self.offset = 0
         self.size = 0
-        """The time of the last look."""
+        """Size of the file at the last look, in bytes."""
         self.again = False
         self._torn = False  # the line at the offset began before it
         if newest and (size := self._look()) > NEWEST_BYTES:
@@ -255,11 +255,11 @@ class Tail:
 
     @property
     def behind(self) -> int:
-        """Bytes that were there at the last look and have not been read."""
+        """Number of bytes at the last look that have not been read."""
         return self.size - self.offset
 
     def lines(self) -> list[bytes]:
-        """Return the next whole lines, PIECE_BYTES at most; none once all of them are read."""
+        """Return the next complete lines, PIECE_BYTES at most; an empty list after the last."""
         if self._look() == self.offset:
             return []
         if self.size < self.offset:

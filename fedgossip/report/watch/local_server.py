@@ -1,7 +1,7 @@
-"""Serves pages on this machine alone: answers to GET.
+"""Serves pages on this machine only: answers to GET.
 
-It listens on 127.0.0.1 and answers its own user and root alone (by Linux's table of connections; elsewhere all users).
-A page of another origin cannot read it: hosts are checked, and no answer allows other origins.
+It listens on 127.0.0.1 and answers only its own user and root (by Linux's table of connections; elsewhere all users). A
+page of another origin cannot read it: hosts are checked, and no answer allows other origins.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ HOST = "127.0.0.1"
 CONNECTIONS = 32
 """Maximum number of connections; beyond it the oldest without a request is closed, or the new one refused."""
 REQUEST_SECONDS = 10.0
-"""Maximum seconds for a whole request to arrive, and for its answer to be taken."""
+"""Maximum seconds for a complete request to arrive, and for its answer to be received."""
 ROOM_SECONDS = 1.0
-"""Maximum wait for the place of a connection that is hung up on."""
+"""Maximum seconds to wait for the slot of a closed connection."""
 WORDS_MAX = 256
-"""Maximum number of words after the "?" of a request."""
+"""Maximum number of arguments after the "?" of a request."""
 
 OF_DATA = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """The content security policy of answers other than pages."""
 STYLE, SCRIPT = "/*STYLE*/", "/*SCRIPT*/"
-"""Where in a page they go."""
+"""Markers of their places in a page."""
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Connections of this machine, with their users."""
+"""Tables of this machine's connections, with their users."""
 
 Query = dict[str, list[str]]
 
 
 def users_of(near: tuple[str, int], far: tuple[str, int]) -> set[int]:
-    """Return the users of a connection's end at `near`, an address of IPv4 and a port; none where no table has it."""
+    """Return the users of a connection's end at `near`, an IPv4 address and a port; empty if no table lists it."""
     here, there = (
         f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}" for host, port in (near, far)
     )
@@ -75,8 +75,9 @@ class HttpAnswer:
 
 
 def page_of(page: str, scripts: Sequence[str], styles: Sequence[str]) -> HttpAnswer:
-    """Return a page, which runs its own script and requests from this server alone; files "package:name", marked by
-    STYLE and SCRIPT.
+    """Return a page that runs only its own script and sends requests only to this server.
+
+    The files "package:name" replace the marks STYLE and SCRIPT.
     """
     style, script = ("".join(_text(name) for name in names) for names in (styles, scripts))
     text = _text(page).replace(STYLE, style).replace(SCRIPT, script)
@@ -113,7 +114,9 @@ class LocalServer:
         self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
 
     def is_own(self, near: tuple[str, int]) -> bool:
-        """Whether a connection is of this process's user, or of root; true where this machine does not report it."""
+        """Return whether a connection belongs to this process's user, or root; true if this machine does not
+        report it.
+        """
         users = users_of(near, (HOST, self.port)) if self._has_users else {0}
         return bool(users) and users <= {0, os.getuid()}
 
@@ -135,7 +138,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._room = threading.BoundedSemaphore(CONNECTIONS)
         self._unsaid: dict[socket.socket, None] = {}
-        """Connections that have not sent their request, the oldest first."""
+        """Connections without a request so far, the oldest first."""
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -165,13 +168,11 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes in the middle of an answer is no event."""
+        """Do nothing: a browser may close a connection in the middle of an answer."""
 
 
 class _Request(io.RawIOBase):
-    """The request of a connection, complete within REQUEST_SECONDS: a limit for each byte would admit endless
-    requests.
-    """
+    """The request of a connection, complete within REQUEST_SECONDS: a limit per byte would admit endless requests."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._until = connection, time.monotonic() + REQUEST_SECONDS
@@ -230,7 +231,7 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(answer.content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Do nothing: all requests are alike."""
+            """Do nothing: single requests are of no interest."""
 
     return Handler
 
@@ -258,7 +259,7 @@ class WatchPage:
 
 
 class Site(LocalServer):
-    """Serves one followed run; as LocalServer."""
+    """Serves one followed run; see LocalServer."""
 
     def __init__(self, graph: Callable[[], Any], moment: Callable[[], Any], port: int = 0) -> None:
         page = WatchPage(graph, moment)

@@ -1,4 +1,4 @@
-"""A watched place: the directory of a run, or the folders that peers of a run on several machines write."""
+"""A watched place: the directory of a run, or the folders written by peers of a run on several machines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedgossip.topology import Topology, resolve, resolve_schedule, union
 
 OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
 OF_A_PEER = (ENDPOINT, ENDED, ROWS)
-"""A participant of several machines keeps the experiment too, and endpoint.toml beside it."""
+"""Files that identify a participant of several machines, which also has the experiment and endpoint.toml."""
 MOST_EDGES = 200_000
-"""Of larger graphs the links are not followed."""
+"""Maximum number of edges of a graph with followed links."""
 DEEP = 3
-"""Runs lie at most so many folders below `runs`: the demo keeps its nine in folders of its own."""
+"""Maximum depth of runs below `runs`: the demo writes its nine runs into nested folders."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunPlace:
 
 @dataclass(frozen=True)
 class Facts:
-    """Settings of a run from its experiment, unknown ones empty, 0 or None; `federation`: of a run with a
+    """Settings of a run from its experiment; unknown ones are empty, 0 or None; `federation`: for a run with a
     coordinator.
     """
 
@@ -56,7 +56,7 @@ class Facts:
     federation: Federation | None = None
     score: Score = ACCURACY
     foretold: RunForecast | None = None
-    """The forecast before the run."""
+    """Forecast before the run."""
 
     @property
     def n(self) -> int:
@@ -65,7 +65,7 @@ class Facts:
 
 
 def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
-    """Return the place named `given`; without a name the newest run under `base`.  Raises ConfigError."""
+    """Return the place `given`; without one the newest run under `base`.  Raises ConfigError."""
     if not given:
         return RunPlace(outside_files.checked_folder(_newest(base)))
     if len(given) == 1 and _is_run(given[0]):
@@ -122,7 +122,7 @@ def _node(folder: Path) -> int:
 
 
 def facts_of(place: RunPlace) -> Facts:
-    """Return the settings in the experiment file beside the rows; none for a missing or unreadable file."""
+    """Return the settings in the experiment file next to the rows; empty for a missing or unreadable file."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
     roles_file = next((known for path in _beside(place, ROLES) if (known := _description(path))), None)
     return replace(_facts(content, roles_file), score=_score(content), foretold=_foretold(place))

@@ -1,5 +1,6 @@
-"""A followed run as plain data for a page and a table; texts are one printable line each, and still text, not
-markup.
+"""A followed run as plain data for a page and a table.
+
+Each text is one printable line, and not escaped: text, not markup.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from fedgossip.report.watch.follow import DRIVERS, Follower
 from fedgossip.report.watch.state import ENDED, FALLEN, State
 from fedgossip.topology import Topology
 
-# Places of the nodes in a drawing: computed once, the same for the same graph.
+# Positions of the nodes in a drawing: computed once, equal for equal graphs.
 
 
 MOST_NODES = 500
 MOST_EDGES = 5000
-"""Maximum number of nodes of a drawing that moves; larger graphs are shown as numbers."""
+"""Maximum numbers of nodes and edges of an animated drawing; larger graphs are shown as numbers."""
 
 MOST_MOVED_BY_HAND = 60
-"""Nodes for the exact layout; it takes O(n^3) time."""
+"""Maximum number of nodes for the exact layout, in O(n^3) time."""
 
 SEED = 1
 
@@ -36,7 +37,7 @@ SEED = 1
 def places(n: int, topology: Topology | None) -> NDArray[np.float64] | None:
     """Return float64 [n, 2] in the unit square, y downwards; None for a graph that is too large to draw.
 
-    Of the graph's file; a circle for rotations, and without links; else by spring forces.
+    The positions in the graph's file; otherwise a circle for rotations and without links; otherwise by spring forces.
     """
     if not 0 < n <= MOST_NODES or (topology is not None and len(topology.edges) > MOST_EDGES):
         return None
@@ -72,16 +73,16 @@ def _fitted(given: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 LISTED = 60
-"""Maximum number of peers listed one by one in a graph that is too large to draw: the most interesting."""
+"""Maximum number of peers listed one by one in a graph too large to draw: the most interesting."""
 EVENTS_LISTED = 40
 LETTERS = 40
-"""Maximum number of letters of the name of a logged number."""
+"""Maximum length of a logged number's name."""
 
 Words = Callable[[EventRow], str]
 
 
 def graph(follower: Follower) -> dict[str, Any]:
-    """Return the constants of a run: its name, and the graph with a place for each node, in 0..1."""
+    """Return the constants of a run: its name, and the graph with a position for each node, in 0..1."""
     facts, state = follower.facts, follower.state
     n = facts.n or max(state.peers, default=-1) + 1
     found = places(n, facts.topology)
@@ -104,7 +105,7 @@ def graph(follower: Follower) -> dict[str, Any]:
 
 
 def title(follower: Follower) -> str:
-    """Return the title of a run: its name, else its graph, else its folders."""
+    """Return the title of a run: its name, otherwise its graph, otherwise its folders."""
     return follower.facts.name or follower.facts.graph or follower.place.name
 
 
@@ -154,12 +155,12 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
 
 
 def in_order(state: State) -> list[Peer]:
-    """Return all by their ids; a coordinator precedes its clients."""
+    """Return all peers by id; a coordinator precedes its clients."""
     return sorted(state.peers.values(), key=lambda peer: (peer.node != state.roles.leader, peer.node))
 
 
 def counted(row: EventRow, roles: Roles) -> int | None:
-    """The round of an event as people count, or None where it has none."""
+    """Return the round of an event as people count it; None if it has none."""
     return shown_round(row.name, row.round, roles) if row.round >= 0 else None
 
 
@@ -193,7 +194,7 @@ def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[st
 
 
 def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
-    """Return how many of a peer's links work, of how many: "1/2"; "?/2" where unknown, "" without links."""
+    """Return the number of a peer's working links, and of all: "1/2"; "?/2" if unknown, "" without links."""
     near = state.neighbours.get(peer.node, [])
     words = [down.get((min(peer.node, other), max(peer.node, other)), "") for other in near]
     unknown, lost = words.count("unknown"), words.count("down") + words.count("missed")
@@ -202,8 +203,8 @@ def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
 
 
 def note(state: State, peer: Peer) -> str:
-    """Return the reports about a peer: "gone for 1, 3", and the peers that it reaches through a relay; "" without
-    any.
+    """Return the reports about a peer: "gone for 1, 3", and the peers that it reaches through a relay; ""
+    without any.
     """
     phrases = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
@@ -221,7 +222,7 @@ def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:
 
 
 def in_trouble(word: str) -> bool:
-    """Whether a state needs attention."""
+    """Return whether a state needs attention."""
     return word in (*FALLEN, "gone", "suspected")
 
 

@@ -1,9 +1,9 @@
-"""All rows of a run folded into one state: the newest values of each peer, of the network and of the links.
+"""All rows of a run merged into one state: the newest values of each peer, of the network and of the links.
 
 Its size grows with the peers, not the rounds.  Rows are untrusted: an impossible node id is skipped, an unknown event
-is shown by its text alone.
+is shown only by its text.
 
-A peer's report on another is a *mark*: gone, missed or suspected, lifted by a report of its return; `missed` also by a
+A peer's report on another is a *mark*: gone, missed or suspected, removed by a report of its return; `missed` also by a
 round of the reporter without it.  A peer is gone if one reports so and it writes no later rows.
 """
 
@@ -22,10 +22,11 @@ from fedgossip.topology import Topology
 
 EVENTS_KEPT = 200
 MOST_PEERS = 100_000
-"""Maximum number that is listed from the start: of more, those of whom a row is read.  Without an experiment that
-gives their number, maximum id: rows of higher ones are skipped."""
+"""Maximum number of peers listed from the start; beyond, only peers with rows are listed.  If no experiment gives their
+number, also the maximum id: rows of higher ones are skipped.
+"""
 MOST_WITNESSES = 64
-"""Maximum number of peers whose reports on one peer are kept."""
+"""Maximum number of peers with stored reports on one peer."""
 
 ENDED = ("finished", "partial", "exhausted")
 """Final states of a peer or a run that ended normally."""
@@ -37,7 +38,7 @@ SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "
 
 
 class State:
-    """Fold rows with `take`; rows that the record will repeat later, with `preview`."""
+    """Process rows with `take`; rows that the record will repeat later with `preview`."""
 
     def __init__(
         self,
@@ -54,21 +55,21 @@ class State:
         self.peers: dict[int, Peer] = {node: Peer(node) for node in listed}
         self.network: NetworkRow | None = None
         self.tested: NetworkRow | None = None
-        """The newest row with a measurement on the test set."""
+        """Newest row with a measurement on the test set."""
         self.distance: NetworkRow | None = None
-        """The newest row with a consensus distance."""
+        """Newest row with a consensus distance."""
         self.foretold: RunForecast | None = None
-        """The forecast before the run."""
+        """Forecast before the run."""
         self.narrowed: NarrowedForecast | None = None
         """The same, narrowed by the measurements so far."""
         self.curves = {name: Curve() for name in ("score", "loss", "distance")}
         self.logged = LoggedNumbers()
         """Numbers logged by loops."""
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
-        """The newest events; without repeated misses of the same neighbours."""
+        """Newest events, without repeated misses of the same neighbours."""
         self.events_seen = 0
         self.status = ""
-        """Of the run: finished, partial, interrupted, failed; empty while it goes on."""
+        """Status of the run: finished, partial, interrupted, failed; empty during the run."""
         self._marked: dict[int, set[int]] = {}  # the marks that each one has set
         self.neighbours: dict[int, list[int]] = {}
         self.edges: list[tuple[int, int]] = []
@@ -82,7 +83,7 @@ class State:
             self.neighbours.setdefault(v, []).append(u)
 
     def peer(self, node: object) -> Peer | None:
-        """Return the peer with this id, a new one where it is not listed yet; None for an invalid id."""
+        """Return the peer with this id, a new one if it is not listed; None for an invalid id."""
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < (self.n or MOST_PEERS):
             return None
         if node not in self.peers:
@@ -100,12 +101,12 @@ class State:
 
     @property
     def learners(self) -> list[Peer]:
-        """Return all learners; without known roles, all."""
+        """Return all learners; without known roles, all peers."""
         return [peer for peer in self.peers.values() if not self.n or peer.node < self.roles.learners]
 
     @property
     def round(self) -> int:
-        """Number of rounds completed by all; of folders of peers, by all watched and present ones."""
+        """Number of rounds completed by all peers; for folders of peers, by all watched and present ones."""
         if self.network:
             return self.network.round
         if self.led:
@@ -131,7 +132,7 @@ class State:
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def take(self, row: Row) -> bool:
-        """Fold the next row of the record; return whether it has information beyond the round before."""
+        """Process the next row of the record; return whether it has information beyond the round before."""
         repeated = isinstance(row, EventRow) and self._is_repeated(row)
         match row:
             case NetworkRow():
@@ -156,7 +157,7 @@ class State:
         return not repeated
 
     def preview(self, row: Row) -> None:
-        """Fold a peer's own row before the record has it: the record waits until all have passed the round."""
+        """Process a peer's own row before the record has it: the record waits until all have passed the round."""
         if isinstance(row, PeerRow) and (peer := self.peer(row.peer)) and row.round > peer.round:
             peer.step(row)
 
@@ -175,7 +176,7 @@ class State:
             self._held_against_the_forecast(row.round, row.consensus_distance)
 
     def _held_against_the_forecast(self, round: int, distance: float) -> None:
-        """Store the distance beside its forecast, and that from the measurements."""
+        """Store the distance with its forecast, and with the forecast from the measurements."""
         if self.foretold and self.narrowed is None:
             self.narrowed = NarrowedForecast(self.foretold)
         edges = self.foretold.edges(round) if self.foretold else None
@@ -219,14 +220,14 @@ class State:
             self.peers[node].back()
 
     def _mark_answered(self, coordinator: int, clients: int) -> None:
-        """Mark so many as present in a coordinator's round; if all, none is gone."""
+        """Mark `clients` clients as present in a coordinator's round; if these are all, none is gone."""
         if self.led and clients == self.led.federation.clients:
             for node in list(self._marked.get(coordinator, ())):
                 self._lift(coordinator, node)
                 self.peers[node].back()
 
     def _is_repeated(self, row: EventRow) -> bool:
-        """Whether the same neighbours were missed in the round before."""
+        """Return whether the same neighbours were missed in the round before."""
         if row.name != "missed":
             return False
         missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
@@ -254,9 +255,9 @@ class State:
         self._marked.get(by, set()).discard(node)
 
     def _lift_answered(self, by: int, round: int) -> None:
-        """Lift the marks of `by`, which mixed round `round`, on neighbours not missed in that round or the last.
+        """Remove the marks of `by`, which mixed round `round`, on neighbours not missed in that round or the last.
 
-        Except on peers that have left and sent nothing since: `by` does not wait for those.
+        Marks on peers that have left and sent nothing since stay: `by` does not wait for those.
         """
         for node in list(self._marked.get(by, ())):
             peer = self.peers[node]
@@ -268,7 +269,7 @@ class State:
     # --- consequences -----------------------------------------------------------------------------------------------
 
     def condition(self, peer: Peer) -> str:
-        """The state of a peer in a word of SERIOUS."""
+        """Return the state of a peer in a word of SERIOUS."""
         if peer.fallen or peer.ended == "failed":
             return peer.fallen or "failed"
         if peer.ended in ENDED or self._done(peer):
@@ -290,7 +291,7 @@ class State:
         return "training" if peer.round or self._has_begun(peer) else "starting"
 
     def _done(self, peer: Peer) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether nothing is left to do."""
         if self.led:
             over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
             return bool(over) and peer.known and peer.gone_since is None and not peer.left
@@ -299,16 +300,16 @@ class State:
         return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._is_spectator(peer))
 
     def _is_spectator(self, peer: Peer) -> bool:
-        """Whether no rounds are expected of it."""
+        """Return whether no rounds are expected of it."""
         role = self.roles.of(peer.node) if peer.node < self.n else None
         return role is not None and not (role.learns or role.counted)
 
     def _has_begun(self, peer: Peer) -> bool:
-        """Whether it trains; once a neighbour has completed the first round, all do."""
+        """Return whether it trains; once a neighbour has completed the first round, all do."""
         return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
 
     def counts(self) -> dict[str, int]:
-        """How many peers, or clients, are in each state, the most interesting first."""
+        """Return the number of peers, or clients, in each state, the most interesting first."""
         found: dict[str, int] = {}
         for peer in self.learners:
             word = self.condition(peer)
@@ -318,7 +319,7 @@ class State:
         return {word: found[word] for word in SERIOUS if word in found}
 
     def by_interest(self) -> list[Peer]:
-        """Return all peers: those in trouble first, then those behind, then those that wait least: others wait for
+        """Return all peers: those in trouble first, then the late ones, then those that wait least, as others wait for
         them.
 
         A coordinator precedes the others.
@@ -333,7 +334,7 @@ class State:
         return sorted(self.peers.values(), key=key)
 
     def links(self) -> dict[tuple[int, int], str]:
-        """Return the links that are not up: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
+        """Return the links that do not work: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
 
         Down: one end has ended, or reports the other as gone; missed: a round without its model; unknown: no end has
         reported a round.
@@ -362,7 +363,7 @@ class State:
 
 
 def named(value: object) -> list[int]:
-    """Return the ids that an event names: one, a list of them, or those of a mapping under "node" and the like."""
+    """Return the ids in an event: one, a list of them, or those of a mapping under "node" and similar keys."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("node", "unreachable", "back") if key in value), None)
     found = value if isinstance(value, list | tuple) else [value]

@@ -1,4 +1,6 @@
-"""A followed run on a terminal, one screen of its size; or in a pipe, a line per round and event, none revoked."""
+"""A followed run on a terminal, one screen of its size; or in a pipe, one line per round and event, never corrected
+later.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "
 EVENTS_SHOWN = 5
 LEAST_ROWS = 3
 WHOLE_MOST = 1_000
-"""Maximum number of rows of a table that is as long as it takes; the others are counted by their state."""
+"""Maximum number of rows of a table of unlimited height; the others are counted by their state."""
 NARROW = 84
-"""Columns below which received bytes, the loss and the links are left out."""
+"""Minimum width in columns for received bytes, the loss and the links."""
 
 
 class Screen:
-    """Draws the present state of the follower.  `whole`: up to WHOLE_MOST peers, however many lines that takes."""
+    """Draws the present state of the follower.  `whole`: up to WHOLE_MOST peers, in any number of lines."""
 
     def __init__(self, follower: Follower, words: Words, *, footer: str = "", whole: bool = False) -> None:
         self.follower, self.words, self.footer, self.whole = follower, words, footer, whole
@@ -94,7 +96,7 @@ def rounds_led(state: State, led: Led) -> list[str]:
 
 
 def at_clients(led: Led, now: int, score: Score) -> list[str]:
-    """Return the clients' last measurement of the global model, if any: of the round before, mostly."""
+    """Return the clients' last measurement of the global model, if any: mostly of the round before."""
     tested = led.tested
     return [f"{shown(score, tested.score_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
 
@@ -104,7 +106,7 @@ def _of(round: int, now: int) -> str:
 
 
 def learned(state: State) -> list[str]:
-    """The three scores, or the loss, and the consensus distance, as far as they are measured."""
+    """Return the three scores, or the loss, and the consensus distance, as far as they are measured."""
     words, tested, distance, score = [], state.tested, state.distance, state.score
     of_round = _of(tested.round, state.round) if tested else ""
     if state.led and tested is not None and tested.score_averaged is not None:
@@ -122,7 +124,7 @@ def learned(state: State) -> list[str]:
 
 
 def disagreement(state: State, row: NetworkRow) -> str:
-    """The consensus distance of a round, and between what edges it was forecast before the run."""
+    """Return the consensus distance of a round, and its bounds forecast before the run."""
     text = f"disagreement {number(row.consensus_distance)}"
     edges = state.foretold.edges(row.round) if state.foretold else None
     if edges is None:
@@ -147,14 +149,14 @@ def shown(score: Score, value: float | None) -> str:
 
 
 def three(score: Score, row: NetworkRow) -> str:
-    """The three scores of a round, in words."""
+    """Return the three scores of a round, in words."""
     values = (row.score_averaged, row.score_mean_peer, row.score_worst_peer)
     named = zip(values, ("averaged", "mean peer", "worst peer"), strict=True)
     return f"{score.word} " + ", ".join(f"{shown(score, value)} {name}" for value, name in named)
 
 
 def peers_table(state: State, peers: list[Peer], width: int) -> Table:
-    """One line per participant."""
+    """Return a table with one line per participant."""
     wide = width >= NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     scored, who = state.score.word, state.roles.one if state.roles.alike else "who"
@@ -184,7 +186,7 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
 
 
 def clients_table(state: State, peers: list[Peer], width: int) -> Table:
-    """One line for the coordinator, and one per client."""
+    """Return a table with one line for the coordinator, and one per client."""
     wide = width >= NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     heads = ("client", "state", "last round", "rounds", "loss", state.score.word, "sent", "received", "what is said")
@@ -225,7 +227,7 @@ def _account(state: State) -> str:
 
 
 def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
-    """The peers that are not shown, counted by state."""
+    """Return the peers that are not shown, counted by state."""
     there = {peer.node for peer in shown}
     counts: dict[str, int] = {}
     for peer in state.peers.values():
@@ -257,7 +259,7 @@ def _one(text: str, style: str = "") -> Text:
 
 
 class StatusLines:
-    """Formats rows, and entries into and exits from trouble; rounds are the network's, or else a watched peer's."""
+    """Formats rows, and transitions into and out of trouble; rounds are the network's, otherwise a watched peer's."""
 
     def __init__(self, follower: Follower, words: Words) -> None:
         self.follower, self.words = follower, words
@@ -265,7 +267,7 @@ class StatusLines:
         self._trouble: dict[int, str] = {}
 
     def heading(self) -> list[str]:
-        """The name of the watched run."""
+        """Return the name of the watched run."""
         return heading(self.follower)[:1]
 
     def of(self, row: Row) -> str:
