@@ -263,9 +263,7 @@ def is_host(host: str) -> bool:
 
 
 def check_reachable(address: str, where: str) -> None:
-    """Raise ConfigError for an address that other machines cannot call: on no network, of every interface, or without a
-    host.
-    """
+    """Raise ConfigError for an address that other machines cannot call: outside a network, or of all interfaces."""
     check_address(address, where)
     for one in addresses_of(address):
         if not (one.startswith(TCP) or is_relay(one)):

@@ -32,7 +32,7 @@ ANSWER_SECONDS = 15.0
 
 ADVICE_HERE = "Is the machine busy, or short of memory?  Ray's words are in /tmp/ray/session_latest/logs."
 TRIES = "RAY_NUM_REDIS_GET_RETRIES", "12"
-"""Ray's variable, read at its import: without it Ray polls any other server of HTTP/2 for minutes, once a second."""
+"""Ray's variable, read at its import: maximum tries, one per second, on a server of HTTP/2 that is no cluster."""
 ADVICE = "Start one: ray start --head; or try it here, with local.  Of a cluster with a token: RAY_AUTH_MODE=token."
 
 # A cluster's address belongs to a server of HTTP/2; its first frame, SETTINGS, answers these bytes (RFC 9113, 3.4).
