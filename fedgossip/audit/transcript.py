@@ -3,7 +3,7 @@
     transcript = Transcript(folder, descriptor.round, roster, own_key, sign)      the number of the session
     transcript.sent(None, inviting.frame)           to all; else the client's id
     transcript.received(client, frame)              after the step has taken it: a refused frame belongs in the log
-    transcript.close()                              or close(reason) for a round that was given up
+    transcript.close()                              or close(reason) for an abandoned round
 
 `Round` reads one again: valid signatures, no contradictions.  `records` documents the stored parts, `verify_round` the
 checks.
@@ -164,7 +164,7 @@ def _alive(message: frames.Frame) -> tuple[bool, ...]:
 
 
 TO_ALL = ("Invite", "Survivors", "Result")
-"""Names of messages that are the same for all clients."""
+"""Names of messages that all clients receive equally."""
 
 DOWN = tuple(frames.name_of(kind) for kind in get_args(frames.Downward))
 STAGES = {frames.name_of(kind): kind.stage for kind in (*get_args(frames.Downward), *get_args(frames.Upward))}
@@ -248,7 +248,7 @@ class Round:
             yield client, statement
 
     def only(self, kind: type[Kind]) -> tuple[int, Kind] | None:
-        """Return the record and the message that is the same for all; None if there is none."""
+        """Return the record and the message common to all; None if there is none."""
         statement = self.first_frames.get((frames.name_of(kind), None))
         if statement is None:
             return None

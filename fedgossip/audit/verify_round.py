@@ -136,7 +136,7 @@ class Course:
         return d
 
     def _keyed(self, d: Descriptor) -> None:
-        """S0: the clients that have keys, each signed for this round."""
+        """S0: the clients with keys, each signed for this round."""
         cohort = frozenset(d.cohort)
         found: dict[int, tuple[int, frames.Keys]] = {}
         for client, statement, message in self.round.whole(frames.Advertise, cohort, "was not invited"):

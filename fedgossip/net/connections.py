@@ -67,7 +67,7 @@ arrives.
 PAUSED_SECONDS = 0.05
 
 FLOOD = -1
-"""Number of an event that is not ZeroMQ's: this connection was closed for its bytes."""
+"""Number of an event of this module, not of ZeroMQ: the connection was closed for its bytes."""
 
 _CONNECTIONS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)

@@ -53,7 +53,7 @@ FILES = 64
 """Maximum number of messages in the folder for one partner."""
 
 LISTED = 4096
-"""Maximum number of a folder's names that are read; more files of strangers can hide copies, but no message."""
+"""Maximum number of names read in a folder; more files of strangers can hide copies, but no message."""
 
 
 def folder_of(root: Path, way: Direction) -> Path:

@@ -168,7 +168,7 @@ class AllowList:
         self.guests = False
         """Whether a caller with an unknown key may connect, to request membership; see Links."""
         self.welcome: set[bytes] = set()
-        """Keys of guests that are admitted regardless of the number of others."""
+        """Keys of guests admitted regardless of the number of others."""
         self._let_in: list[float] = []
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0

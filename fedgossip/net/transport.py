@@ -74,7 +74,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """`node` is called on another route from now on: through `relay`, or directly if that is ""."""
+    """`node` is called on another route from now on: through `relay`, or directly if `relay` is ""."""
 
     node: NodeId
     relay: str = ""

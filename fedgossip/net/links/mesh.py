@@ -125,7 +125,7 @@ class Incoming:
 
 
 GUEST_MESSAGES, GUEST_BYTES = 32, 2048
-"""Maximum number of messages of a caller that is not a member, and bytes of each: a Hello and an entry."""
+"""Maximum number of messages of a guest, and bytes of each: a Hello and an entry."""
 
 GUEST_SECONDS = 60.0
 """Seconds before a guest is forgotten and its limits start again."""

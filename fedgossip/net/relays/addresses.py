@@ -43,8 +43,8 @@ def address_towards(address: str, port: int) -> str | None:
 class Whereabouts:
     """The reachable addresses of this machine at `port`, as one text: its own, then the relays that serve it.
 
-    `towards`: an address on the network that is listed first; `given`: addresses given by people, used unchanged.  A
-    call returns the same text as long as the first address exists, and "" without a network.
+    `towards`: an address; the local one on the route to it is listed first.  `given`: addresses given by people, used
+    unchanged.  A call returns the same text as long as the first address exists, and "" without a network.
     """
 
     def __init__(self, port: int, relays: Sequence[str] = (), towards: str = "", given: Sequence[str] = ()) -> None:

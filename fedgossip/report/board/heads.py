@@ -27,7 +27,7 @@ from fedgossip.report.watch.places import OF_A_PEER, OF_A_RUN
 READ = (EXPERIMENT, SUMMARY, ROWS, ENDED, INCOMPLETE, ROLES, REPORT, OF_A_PEER[0])
 """Files with changes that count as changes of the run."""
 BYTES_MAX = 16 << 20
-"""Maximum bytes of a file that is read whole; a summary of 10 000 peers has 3 MiB."""
+"""Maximum bytes of a file read as a whole; a summary of 10 000 peers has 3 MiB."""
 EXPERIMENT_BYTES_MAX = 256 << 10
 END_BYTES = 128 << 10
 """Number of bytes read at the end of a record for its newest round."""

@@ -434,7 +434,7 @@ class RunCurves:
 
     @property
     def read_share(self) -> float:
-        """Share of the record that has been read; 1.0 for all."""
+        """Share of the record read so far; 1.0 for all."""
         return 1.0 - self._tail.behind / self._tail.size if self._tail.size else 1.0
 
     def as_plain(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _fallen(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: in
 
 
 def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
-    """Return the pairs (u, v), u < v, for which a peer reports that it never received a model."""
+    """Return the pairs (u, v), u < v, with a peer's report that it never received a model."""
     events = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
     peers = range(run.summary.n)
     return {

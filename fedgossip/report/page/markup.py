@@ -19,7 +19,7 @@ REPORT_SCRIPTS = ("figure.js", "script.js")
 
 
 class Markup(str):
-    """Text that is already markup and enters the page unchanged."""
+    """Text in markup, which enters the page unchanged."""
 
     __slots__ = ()
 

@@ -93,7 +93,7 @@ def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
 
 
 MOST_STEPS_DRAWN = 40
-"""Number of steps from which on all share one bar."""
+"""Minimum number of steps shown in one common bar."""
 
 
 def served(run: RecordedRun) -> Markup | None:

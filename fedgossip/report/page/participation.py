@@ -29,7 +29,7 @@ class Took(IntEnum):
     UNCOUNTED = 2
     """The client trained and is not in the sum: it was too late, or others came first."""
     ABANDONED = 3
-    """The client trained for a round that was abandoned."""
+    """The client trained for an abandoned round."""
     SILENT = 4
     """The client was invited and trained nothing."""
 
@@ -48,7 +48,7 @@ class Participation:
         self.epsilon: dict[int, float] = {}
         """Privacy spent by each round; the largest value if clients differ."""
         self.turns = [0] * clients
-        """Number of rounds in which each client has trained."""
+        """Number of rounds trained by each client."""
         self._trained: list[set[int]] = [set() for _ in range(min(clients, FOLLOWED_MOST))]
         self._missed: list[set[int]] = [set() for _ in self._trained]
         self._counted: dict[int, set[int]] = {}

@@ -43,12 +43,12 @@ AT_PEERS = ".peers"
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
 """Parts of a round's time; docs/reference/numerics.md defines them."""
 ROUNDS_FREE = 1_000_000
-"""Maximum number by which a row's round may exceed its line, which bounds a drawing's width."""
+"""Maximum difference between a row's round and its line number, which bounds a drawing's width."""
 T = TypeVar("T")
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The three scores that are always reported together; None for tasks without scores."""
+    """The three scores, always reported together; None for tasks without scores."""
 
     name: str = ACCURACY.name
     better: str = ACCURACY.better

@@ -68,7 +68,7 @@ def given_up(facts: Mapping[str, Any]) -> str:
 
 
 def incomplete(name: str, run: RecordedRun) -> tuple[str, str] | None:
-    """Return the note on a run that is unfinished, or lacks exchanges: the cause, and its consequence for the page."""
+    """Return the note on a run that did not finish, or lacks exchanges: the cause, and its consequence for the page."""
     status, who = run.summary.status, f"{run.roles.one}s"
     if status == "finished":
         return (f"{name} is finished, and incomplete:", " ".join(run.summary.lacking)) if run.summary.lacking else None

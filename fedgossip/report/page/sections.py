@@ -488,7 +488,7 @@ class Repeating:
 
 
 def repeating(run: RecordedRun) -> Repeating:
-    """Return the steps with which a reader of the run's folder repeats it."""
+    """Return the steps to repeat the run from its folder."""
     summary = run.summary
     if _at(_experiment(run), "task", "kind") == "loop":
         return _of_loops(run)

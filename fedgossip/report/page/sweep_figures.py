@@ -102,7 +102,7 @@ class SweepPage:
     """Compared column of the rows; another one for tasks without a score."""
 
     surely_best: frozenset[str] = frozenset()
-    """Combinations that are certainly the best of their column: every paired interval to another one excludes 0."""
+    """Combinations certain to be the best of their column: every paired interval to another one excludes 0."""
 
     @property
     def measured(self) -> str:

@@ -85,7 +85,7 @@ class Follower:
 
     @property
     def read_share(self) -> float:
-        """Share of the record that has been read; 1.0 for all."""
+        """Share of the record read so far; 1.0 for all."""
         whole = sum(tail.size for tail in self._record.values())
         return 1.0 if not whole else 1.0 - self.behind / whole
 
@@ -255,7 +255,7 @@ class Tail:
 
     @property
     def behind(self) -> int:
-        """Number of bytes at the last look that have not been read."""
+        """Number of unread bytes at the last look."""
         return self.size - self.offset
 
     def lines(self) -> list[bytes]:

@@ -35,7 +35,7 @@ SEED = 1
 
 
 def places(n: int, topology: Topology | None) -> NDArray[np.float64] | None:
-    """Return float64 [n, 2] in the unit square, y downwards; None for a graph that is too large to draw.
+    """Return float64 [n, 2] in the unit square, y downwards; None for a graph too large to draw.
 
     The positions in the graph's file; otherwise a circle for rotations and without links; otherwise by spring forces.
     """

@@ -106,7 +106,7 @@ def _of(round: int, now: int) -> str:
 
 
 def learned(state: State) -> list[str]:
-    """Return the three scores, or the loss, and the consensus distance, as far as they are measured."""
+    """Return the three scores, or the loss, and the consensus distance, if measured."""
     words, tested, distance, score = [], state.tested, state.distance, state.score
     of_round = _of(tested.round, state.round) if tested else ""
     if state.led and tested is not None and tested.score_averaged is not None:
@@ -227,7 +227,7 @@ def _account(state: State) -> str:
 
 
 def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
-    """Return the peers that are not shown, counted by state."""
+    """Return the peers left out of the table, counted by state."""
     there = {peer.node for peer in shown}
     counts: dict[str, int] = {}
     for peer in state.peers.values():
