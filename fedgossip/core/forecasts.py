@@ -1,7 +1,7 @@
 """The forecast of a run, made before its start: forecast.json in its folder; the summary holds its hash.
 
-The consensus distance lies between two edges after each round, scores between two values.  `kept`: the share of
-measured values inside, within SLACK.
+The forecast consensus distance after each round is an interval between two edges; so are the scores.  `kept`: the share
+of measured values inside, within SLACK.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow
 
 SLACK = 0.05
-"""The edges are of first order in the disagreement: a distance this share beyond them counts as inside."""
+"""Relative slack of the edges: they are of first order in the disagreement."""
 SCORE_SLACK = 0.02
-"""Slack of a score that is a share: a model off the mean misclassifies other examples."""
+"""Slack of scores from 0 to 1: a model off the mean misclassifies other examples than the mean does."""
 WIDE = 2.5
-"""Edges further apart than this factor yield no point estimate: the graph couples its peers too weakly."""
+"""Maximum ratio of the edges for a point estimate; above it the graph couples its peers too weakly."""
 ROUNDING = 1e-6
-"""A distance below this share of the largest is rounding."""
+"""Distances below this share of the largest are rounding."""
 ROUNDS_MAX = 10_000_000
 
 Interval = tuple[float, float]
 
 
 class ScoreForecast(msgspec.Struct, frozen=True):
-    """Scores after the evaluated `rounds`; (lowest, highest) for the mean and worst peer, `averaged`: to first order
-    the same on every graph.
+    """Forecast scores after the evaluated `rounds`: (lowest, highest) for the mean and worst peer.
+
+    `averaged`: to first order the same on every graph.
     """
 
     rounds: list[int]
@@ -46,10 +47,10 @@ class ScoreForecast(msgspec.Struct, frozen=True):
 class RunForecast(msgspec.Struct, frozen=True):
     """The forecast of one run.
 
-    level: "probe" (three jobs a node at the first model), "shadow" (a training at the mean), "followed" (that, and the
-    peers on the graph), or "realised" (a shadow of the mixed rounds).  lower, upper: of the consensus distance after
-    round 1, 2, ...; equal where `exact`.  responses: (round, share by which an update answers to distance from the
-    mean).  jobs: its trainings.
+    level: "probe" (three jobs per node at the first model), "shadow" (one training at the mean), "followed" (shadow,
+    and the peers on the graph), or "realised" (a shadow of the rounds as mixed).  lower, upper: of the consensus
+    distance after round 1, 2, ...; equal if `exact`.  responses: (round, share of its distance from the mean by which
+    an update changes).  jobs: number of trainings.
     """
 
     level: str
@@ -73,7 +74,7 @@ class RunForecast(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> float:
-        """Upper by lower edge, the geometric mean over the rounds with a disagreement."""
+        """Ratio of upper to lower edge: geometric mean over the rounds with a disagreement."""
         floor = ROUNDING * max(self.upper, default=0.0)
         ratios = [
             math.log(high / low) for low, high in zip(self.lower, self.upper, strict=True) if high > floor and low > 0
@@ -87,29 +88,29 @@ class RunForecast(msgspec.Struct, frozen=True):
 
     @property
     def points(self) -> list[float] | None:
-        """The geometric mean of the edges; None where they are too wide apart."""
+        """The geometric mean of the edges; None if the forecast is `wide`."""
         if self.wide:
             return None
         return [math.sqrt(low * high) for low, high in zip(self.lower, self.upper, strict=True)]
 
 
 REFIT = 10
-"""Rounds between two refits of a run's place between the edges."""
+"""Number of rounds between two refits of a run's place between the edges."""
 MARGIN, DRIFT = 0.05, 0.01
 """Margins around the observed place, as shares of the interval: fixed, and per round ahead."""
 
 
 class NarrowedForecast:
-    """The place of a running run between the edges: an interval, narrower with each refit.
+    """The place of an unfinished run between the edges: an interval, narrowed with each refit.
 
-    Place t: distance = lower^(1 - t) upper^t; later rounds stay in the range of the last REFIT rounds, a little wider
-    per round.  For display only: it is fitted to the values that it is compared with.
+    Place t: distance = lower^(1 - t) upper^t.  Later rounds are assumed within the range of the last REFIT rounds,
+    widened a little per round.  For display only: the interval is fitted to the values that it is compared with.
     """
 
     def __init__(self, forecast: RunForecast) -> None:
         self.forecast = forecast
         self.fitted = 0
-        """The last fitted round."""
+        """The last round of the last refit."""
         self._places: list[float] = []
         self._between: Interval | None = None
 
@@ -124,7 +125,7 @@ class NarrowedForecast:
             self._places = []
 
     def edges(self, round: int) -> Interval | None:
-        """Return the interval for a round after the last refit; None for others, and before the first."""
+        """Return the interval for a round after the last refit; None for other rounds, and before the first refit."""
         edges = self.forecast.edges(round)
         if edges is None or self._between is None or round <= self.fitted or not 0 < edges[0] < edges[1]:
             return None
@@ -136,15 +137,16 @@ class NarrowedForecast:
 
 
 def inside(value: float, low: float, high: float, largest: float) -> bool:
-    """Whether a distance lies inside a forecast; below ROUNDING of the run's `largest` distance the forecast must
-    too."""
+    """Whether a distance lies inside a forecast; a distance below ROUNDING of the run's `largest` requires a lower edge
+    below it too.
+    """
     if value <= ROUNDING * largest:
         return low * (1 - SLACK) <= ROUNDING * largest
     return low * (1 - SLACK) <= value <= high * (1 + SLACK)
 
 
 def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
-    """Return the share of the measured rounds inside the forecast; None without any."""
+    """Return the share of the measured rounds inside the forecast; None without measured rounds."""
     measured = [row for row in rows if row.consensus_distance is not None and 1 <= row.round <= forecast.rounds]
     known = [*(row.consensus_distance for row in measured), *(row.consensus_before for row in measured)]
     largest = max((value for value in known if value is not None), default=0.0)
@@ -157,7 +159,7 @@ def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
 
 
 def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: bool) -> dict[str, float]:
-    """Return for "averaged", "mean_peer" and "worst_peer" the share of evaluated rounds inside; {} without scores.
+    """Return the share of evaluated rounds inside for "averaged", "mean_peer" and "worst_peer"; {} without scores.
 
     `share`: scores from 0 to 1, within SCORE_SLACK; others within SLACK of the value.
     """
@@ -183,7 +185,7 @@ def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: boo
 
 
 def encoded(forecasts: RunForecast | Sequence[RunForecast]) -> bytes:
-    """Return the content of a forecast.json; a list for several forecasts."""
+    """Return the content of a forecast.json; a JSON list for several forecasts."""
     return msgspec.json.format(msgspec.json.encode(forecasts), indent=1) + b"\n"
 
 
@@ -193,7 +195,7 @@ def digest_of(content: bytes) -> str:
 
 
 def read_forecast(folder: Path, name: str = run_format.FORECAST) -> tuple[RunForecast, str] | None:
-    """Return the forecast `name` of a run's folder and its sha256, or None.  Raises ConfigError, naming the file."""
+    """Return the forecast `name` of a run's folder and its sha256; None without one.  Raises ConfigError."""
     path = folder / name
     try:
         content = outside_files.read_bytes(path)

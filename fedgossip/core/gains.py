@@ -1,5 +1,5 @@
-"""Scores of personal models on participants' own held-out examples, beside the shared model and one trained alone;
-`gains_of` folds the last logged ones.
+"""Scores of personal models on the participants' held-out examples, compared with the shared model and with one trained
+alone; `gains_of` combines the last logged ones.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from fedgossip.base.scores import HIGHER, Score
 from fedgossip.core.run_summary import GainFacts
 
 PERSONAL, SHARED, ALONE = NAMES = "score_personal", "score_shared", "score_alone"
-"""Names of logged numbers: of the answering model, the received one, and one trained as often alone."""
+"""Names of logged scores: of the personal model, the received shared one, and one trained alone for as many steps."""
 
 TENTH = 0.1
 
 BEHIND = OWN_TESTED, BEHIND_SHARED, BEHIND_ALONE = "own_tested", "behind_shared", "behind_alone"
-"""Names of counts, for a coordinator of sums: participants that tested a model of their own; whose model scores worse
-than the shared one, or than one trained alone.
+"""Names of counts, for a coordinator that sees sums alone: participants that tested a personal model; participants
+whose model scores worse than the shared one; participants whose model scores worse than one trained alone.
 """
 TWENTIETHS = tuple(f"own_from_{5 * k:02d}" for k in range(20))
-"""Names of counts of participants by the score of their own model, in percent: from 0, 5, ..., 95 on."""
+"""Names of counts of participants by the score of their personal model, in percent: from 0, 5, ..., 95 on."""
 COUNTS = *BEHIND, *TWENTIETHS
 
 
 class LoggedRow(Protocol):
-    """A participant's round in a record."""
+    """A row of a participant's round, in a record."""
 
     @property
     def round(self) -> int: ...
@@ -39,7 +39,7 @@ class LoggedRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnScores:
-    """The last scores of a participant; None where a method shares no whole model, or none was trained alone."""
+    """The last scores of a participant; None if the method shares no whole model, or if none was trained alone."""
 
     round: int
     personal: float
@@ -48,7 +48,7 @@ class OwnScores:
 
 
 def last_scores(scores: dict[int, OwnScores], row: LoggedRow) -> None:
-    """Take a row into the last scores by participant."""
+    """Update the last scores by participant from a row."""
     logged = row.logged or {}
     personal = logged.get(PERSONAL)
     if personal is not None and (row.peer not in scores or scores[row.peer].round <= row.round):
@@ -56,7 +56,7 @@ def last_scores(scores: dict[int, OwnScores], row: LoggedRow) -> None:
 
 
 def counted(scores: OwnScores, score: Score) -> dict[str, float]:
-    """Return what one participant adds to the counts over all: 0 or 1 to each."""
+    """Return a participant's contribution to each count: 0 or 1."""
     found = {OWN_TESTED: 1.0}
     for name, other in ((BEHIND_SHARED, scores.shared), (BEHIND_ALONE, scores.alone)):
         found[name] = float(other is not None and gain(scores.personal, other, score) < 0)
@@ -67,7 +67,7 @@ def counted(scores: OwnScores, score: Score) -> dict[str, float]:
 
 
 def gains_counted(counts: Mapping[str, float | None], participants: int) -> GainFacts | None:
-    """Return what counts over participants say, scores as the twentieth that they are in; None without counts."""
+    """Return the gains from counts over participants, scores rounded down to a twentieth; None without counts."""
     found = {name: min(participants, _whole(counts.get(name))) for name in COUNTS}
     tested = found[OWN_TESTED]
     if not tested:
@@ -89,7 +89,7 @@ def _whole(count: float | None) -> int:
 
 
 def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> GainFacts | None:
-    """Return what the last scores say of all `participants`; None without any."""
+    """Return the gains over all `participants` from the last scores; None without scores."""
     found = list(scores)
     if not found:
         return None
@@ -106,7 +106,7 @@ def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> Ga
 
 
 def gain(ours: float, other: float, score: Score) -> float:
-    """Return by how much a score is better than another one; below 0: worse."""
+    """Return by how much a score is better than another one; negative if it is worse."""
     return ours - other if score.better == HIGHER else other - ours
 
 

@@ -1,4 +1,4 @@
-"""Terms that people look up, explained in glossary.toml, the one source: `fedgossip explain WORD` prints each,
+"""Glossary of technical terms.  glossary.toml is the one source: `fedgossip explain WORD` prints each term,
 docs/reference/reference.md those of [pages], docs/sites/glossary.md and documents for boards those of [sites].
 """
 
@@ -18,7 +18,7 @@ PAGES, SITES = "pages", "sites"
 
 @cache
 def terms_of(part: str) -> Mapping[str, str]:
-    """Return the terms of PAGES or SITES, with their meanings, in the order of the file."""
+    """Return the terms of PAGES or SITES with their meanings, in the order of the file."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, dict[str, str]])[part]
 
@@ -30,13 +30,17 @@ def terms() -> Mapping[str, str]:
 
 @cache
 def pattern() -> re.Pattern[str]:
-    """Return the expression that finds a term of SITES, also in the plural; not inside a key, a path or a number."""
+    """Return the regular expression that finds a term of SITES, also in the plural; not inside a key, a path or a
+    number.
+    """
     longest = sorted(terms_of(SITES), key=len, reverse=True)
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest))})s?(?![\w/=-]|\.\w)", re.IGNORECASE)
 
 
 def used_in(texts: Iterable[str]) -> Mapping[str, str]:
-    """Return the terms of SITES in texts, in the order of their first use, each with the first sentence about it."""
+    """Return the terms of SITES used in the texts, in the order of first use, each with the first sentence of its
+    meaning.
+    """
     known = {name.lower(): name for name in terms_of(SITES)}
     found = dict.fromkeys(known[one[1].lower()] for text in texts for one in pattern().finditer(text))
     return {name: first_sentence(terms_of(SITES)[name]) for name in found}

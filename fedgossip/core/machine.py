@@ -1,9 +1,9 @@
 """A participant is a machine: it receives events and returns effects.
 
-It owns no socket, clock, thread, random source or GPU; time is integer nanoseconds and always an argument.  What is
-shown of a machine in the simulator holds in the ZeroMQ host.
+It owns no socket, clock, thread, random source or GPU; time is integer nanoseconds and always an argument.  A property
+tested in the simulator therefore holds in the ZeroMQ host.
 
-Frequent events and effects are msgspec structs: five times quicker than frozen dataclasses, without reference cycles.
+Frequent events and effects are msgspec structs: five times faster than frozen dataclasses, without reference cycles.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`update`: trained minus given vector, or None without a change; of a `gradient` job the gradient, or None for
-    zero.
+    """`update`: trained minus given vector, or None without a change; of a `gradient` job the gradient, or None for a
+    zero one.
     """
 
     job: int
@@ -57,8 +57,9 @@ class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Produced:
-    """Final elements of a gradient from `start` to the previous stretch; `Trained` holds all.  For a `Train` with
-    `stretches`, of some tasks.
+    """Final elements of a gradient, from `start` to the start of the previous stretch; `Trained` contains all.
+
+    Only some tasks answer a `Train` with `stretches` by it.
     """
 
     job: int
@@ -70,7 +71,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsChosen:
-    """The rows of a table for a job, and the rows that the run measures (None: not requested), as ascending keys."""
+    """The rows of a table that a job needs, and the measured rows of the run (None: not requested); ascending keys."""
 
     job: int
     keys: Keys
@@ -91,7 +92,7 @@ class Fired(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """The link to `node` is up.  A higher incarnation: the node restarted after a crash, with its written state."""
+    """The link to `node` is up.  A higher incarnation: the node restarted after a crash, from its checkpoint."""
 
     node: NodeId
     incarnation: int = 0
@@ -106,8 +107,9 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """From now on others reach this participant at `address`; the machine sends it again on links that reconnect
-    later."""
+    """The others reach this participant at `address` from now on; the machine sends it again on links that reconnect
+    later.
+    """
 
     address: str
 
@@ -119,18 +121,18 @@ class Stopping:
     again: bool = False
     """Whether a person requested it and may resume this participant later."""
     over: bool = False
-    """Whether the local training ended by itself: leave as after the last round."""
+    """Whether the local training ended early: leave as after the last round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rostered:
-    """The set of participants changed: `schedule` (of topology/) now gives the graph of every round."""
+    """The set of participants changed: `schedule` (of topology/) now returns the graph of every round."""
 
     schedule: object
 
 
 Answered = Produced | Trained | RowsChosen
-"""Answers of the machine's own task."""
+"""Answers from the machine's task."""
 Event = Started | Stopping | Received | Answered | ModelMeasured | Fired | PeerJoined | PeerGone | Rostered | Moved
 
 # --- effects: imperative ----------------------------------------------------------------------------------
@@ -143,31 +145,31 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What a federated client adds to its local training; see algorithms/federated."""
+    """Additions of a federated client rule to the local training; see algorithms/federated."""
 
     pull: float = 0.0
-    """Each step's gradient gets pull * (weights - the given vector), the mu of FedProx."""
+    """Each step's gradient is increased by pull * (weights - the given vector): the mu of FedProx."""
     correction: Vector | None = None
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
     momentum: float | None = None
-    """Momentum of the local steps in the rule's formula, reset to zero each round; None: unused."""
+    """Momentum of the local steps, reset to zero each round; None: unused."""
     extra: tuple[Vector, ...] = ()
-    """Vectors of any lengths that a task made for the rule trains with: CoCoA's dual variables."""
+    """Vectors of any lengths for a task written for the rule: CoCoA's dual variables."""
 
     @property
     def active(self) -> bool:
-        """Whether a step differs from one without them."""
+        """Whether these terms change a training step."""
         return bool(self.pull) or self.correction is not None
 
 
 class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Train from `vector`; answered by `Trained` with the same job.
 
-    With `terms` the optimiser's state of earlier jobs does not enter, and metrics contain "steps" and "rate".
-    `tested`: the given vector is first tested on this node's held-out examples; metrics contain "score" and "tested".
+    With `terms` the optimiser's state of earlier jobs is not used, and metrics contain "steps" and "rate".  `tested`:
+    the given vector is first tested on this node's held-out examples; metrics contain "score" and "tested".
 
-    `gradient`: `Trained.update` is the mean gradient at `vector` over `accumulate` batches (None: a round's), whose low
-    bits a difference (x + u) - x would lose.
+    `gradient`: `Trained.update` is the mean gradient at `vector` over `accumulate` batches (None: a round's); a
+    difference (x + u) - x would lose its low bits.
 
     `keys`: the vector is these rows of a table, [k * width], and so is the gradient.
     """
@@ -179,14 +181,14 @@ class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     gradient: bool = False
     accumulate: int | None = None
     stretches: tuple[int, ...] = ()
-    """For a gradient: descending positions; elements from each position on are requested as soon as they are final."""
+    """For a gradient: descending positions; request the elements from each position on as soon as they are final."""
     keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChooseRows:
-    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.  `watched`: with the
-    measured rows.
+    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.  `watched`: include
+    the measured rows.
     """
 
     job: int
@@ -204,8 +206,9 @@ class MeasureModel:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or taken from it;
-    without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).
+    """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or received from it.
+
+    Without a frame the session has ended with this `outcome` (secure/aborts.Reason, or SUMMED).
     """
 
     session: int
@@ -216,8 +219,7 @@ class Witness:
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Answered by `Fired(key)` after the delay.  A timer with the same key replaces this one, so a key holds its
-    cause."""
+    """Request `Fired(key)` after the delay.  A timer replaces one with the same key, so a key contains its cause."""
 
     key: Hashable
     after_ns: int
@@ -234,11 +236,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A part of an event from `sender` was rejected, the rest accepted; drivers count it by its cause."""
+    """A part of an event from `sender` was rejected, the rest accepted; drivers count refusals by cause."""
 
     sender: NodeId | None
     reason: str
-    """One word, for counting."""
+    """The cause in one word, for counting."""
     text: str
     round: int
     advice: str = ""
@@ -266,9 +268,9 @@ class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The contributions of a coordinator's round, before `RoundDone`: "clients", their number, and metrics.
+    """The contributions to a coordinator's round, before its `RoundDone`: "clients", their number, and metrics.
 
-    The row takes "loss", "score", "worst", "epsilon", and "counted" (client ids) where present.
+    The row takes "loss", "score", "worst", "epsilon", and "counted" (client ids) if present.
     """
 
     round: int
@@ -294,7 +296,7 @@ class Failure:
     advice: str = ""
 
     def error(self) -> FedgossipError:
-        """Return the error to raise, with the exit code of its kind."""
+        """Return the exception to raise, with the exit code of its kind."""
         return _ERRORS[self.kind](self.text, self.advice)
 
 
@@ -309,8 +311,8 @@ _ERRORS: Mapping[str, type[FedgossipError]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """The machine is done, with the model `result`.  `failure`: of an early end, which the driver raises after all
-    records.
+    """The machine is done, with the model `result`.  `failure`: the cause of an early end; the driver raises it after
+    all records are written.
     """
 
     result: Vector
@@ -318,10 +320,10 @@ class Finish:
 
 
 class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The state that a new machine of this kind needs to resume after `round` rounds.
+    """The state from which a new machine of this kind resumes after `round` rounds.
 
-    `vectors` [d] and plain `facts`, which never change.  `durable`: on disk before any later effect; else at the
-    driver's interval.  `unsettled`: the last round may be trained again, as another participant decides whether it
+    `vectors` [d] and plain `facts`, never modified.  `durable`: write to disk before any later effect; else at the
+    driver's interval.  `unsettled`: the last round may be trained again, because another participant decides whether it
     counts.
     """
 
@@ -334,7 +336,8 @@ class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line of this participant's own log, on disk before any later effect, for all later incarnations.
+    """A line of this participant's signed log, written to disk before any later effect and readable by later
+    incarnations.
 
     Plain facts, without secrets or data.
     """
@@ -342,12 +345,12 @@ class Log:
     kind: str
     facts: Mapping[str, int | float | str]
     hashed: tuple[Vector, ...] = field(default=(), compare=False)
-    """Vectors whose sha256 the driver adds to the facts where a log is kept."""
+    """Vectors whose sha256 the driver adds to the facts, if a log is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """From now on accept `node`, authenticated by `key`, and connect to it at `address`; answered by `PeerJoined`."""
+    """Accept `node` from now on, authenticated by `key`, and connect to it at `address`; answered by `PeerJoined`."""
 
     node: NodeId
     address: str
@@ -362,7 +365,7 @@ class Part:
 
 
 Reporting = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
-"""Effects that only write to the record; all others act on something."""
+"""Effects that only write to the record; all others act."""
 
 Effect = (
     Send | Train | ChooseRows | MeasureModel | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Reporting
@@ -374,7 +377,7 @@ SINCE: Mapping[type[object], frozenset[str]] = {
     Terms: frozenset({"extra"}),
     Train: frozenset({"gradient", "accumulate", "stretches", "keys"}),
 }
-"""Fields missing in earlier traces: a line leaves one out at its default."""
+"""Fields missing in earlier traces; a trace omits one at its default."""
 
 
 class Machine(Protocol):
@@ -387,16 +390,18 @@ class Machine(Protocol):
 
 @runtime_checkable
 class AddingMachine(Machine, Protocol):
-    """A machine that counts its additions, so that a simulation can charge their time."""
+    """A machine that counts its vector additions, so that a simulation can charge their time."""
 
     summed: int
-    """Number of vector elements added to others since its start."""
+    """Number of vector elements added since the start."""
 
 
 def guarded_handle(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
-    """Pass an event to a machine; an unexpected exception from a message is a ProtocolError, and drops it alone.
+    """Pass an event to a machine; an unexpected exception from a message raises ProtocolError, so that only it is
+    dropped.
 
-    A TrainingError of the round that it completes, and exceptions from local events, propagate: the fault is local.
+    A TrainingError of the round that the message completes, and exceptions from local events, propagate: the fault is
+    local.
     """
     try:
         return machine.handle(event, now_ns)

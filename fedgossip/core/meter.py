@@ -13,14 +13,15 @@ from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.core.records import ADAPTER_DISTANCE, PeerRow
 
 OF_ROUNDS = (*COUNTS, ADAPTER_DISTANCE)
-"""Numbers of a coordinator's round that stand among the logged ones of its row."""
+"""Names of a coordinator's numbers that its row stores under `logged`."""
 
 
 class Meter:
-    """One peer's account of its current round, from the end of the one before (the first from its training) to its own.
+    """One peer's account of its current round, from the end of the previous round to its end; the first begins with its
+    training.
 
-    A nanosecond counts once: training; else away, where the peer was dead, in no column; else communicating, with
-    vectors under way; else waiting.
+    Each nanosecond counts once.  It is training; else away (in no column), if the peer was dead; else communicating, if
+    vectors were in transfer; else waiting.
     """
 
     def __init__(self, peer: int) -> None:
@@ -42,7 +43,7 @@ class Meter:
         self._trained_ns = 0
 
     def began(self, now_ns: int) -> None:
-        """Begin the first round, where it does not begin with a training."""
+        """Begin the first round, if it does not begin with a training."""
         if self._since is None:
             self._since = now_ns
 
@@ -53,9 +54,7 @@ class Meter:
     def train_ended(
         self, now_ns: int, job: int, metrics: Mapping[str, float], logged: Mapping[str, float] | None = None
     ) -> None:
-        """Record a job's loss and the user's numbers in the row of round job + 1; its time counts when it was
-        trained.
-        """
+        """Record a job's loss and the user's numbers for the row of round job + 1; its time counts when trained."""
         began = now_ns if self._train_began is None else self._train_began
         self._train_began = None
         self._trained_ns += now_ns - began
@@ -71,12 +70,12 @@ class Meter:
         self._of_jobs.clear()
 
     def left(self, now_ns: int) -> None:
-        """Record the death of the peer: until it returns, it does not wait."""
+        """Record the death of the peer: it does not wait until it returns."""
         self.broke_off(now_ns)
         self._left = now_ns
 
     def returned(self, now_ns: int) -> None:
-        """Record its restart."""
+        """Record the peer's restart."""
         if self._left is not None:
             self._away.append((self._left, now_ns))
             self._left = None
@@ -86,17 +85,17 @@ class Meter:
         self._busy.append((began_ns, ended_ns))
 
     def sent(self, size: int, payload: int, times: int = 1) -> None:
-        """Record a message of `size` bytes, of which `payload` are vectors, sent to `times` receivers."""
+        """Record a message of `size` bytes, including `payload` bytes of vectors, sent to `times` receivers."""
         self.bytes_sent += times * size
         self.payload_sent += times * payload
 
     def received(self, size: int, payload: int) -> None:
-        """Record a received message, as `sent`."""
+        """Record a received message; arguments as in `sent`."""
         self.bytes_received += size
         self.payload_received += payload
 
     def carries(self, begins_ns: int, ends_ns: int) -> None:
-        """Record one span of vector transfer; as `carried`."""
+        """Record one span of vector transfer, as `carried` does."""
         span = begins_ns, ends_ns
         if ends_ns > begins_ns and (not self._carried or self._carried[-1] != span):  # several at once count once
             self._carried.append(span)
@@ -113,7 +112,7 @@ class Meter:
         self.epsilon = self._aggregated.get("epsilon")
 
     def done(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
-        """Close the round that the machine reports; times as `mixed`."""
+        """Close the round that the machine reports; times as in `mixed`."""
         if isinstance(effect, LocalWork):
             self.epsilon = effect.epsilon
             return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
@@ -125,7 +124,7 @@ class Meter:
         return row
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
-        """Close the round: `now_ns` is the arrival of the last model, `mixing_ns` the time of the sum after it."""
+        """Close the round: `now_ns` is the arrival of the last model, `mixing_ns` the duration of the sum after it."""
         communicating_ns, waiting_ns = self._spent(now_ns)
         loss, logged = self.loss, None
         for job in sorted(job for job in list(self._of_jobs) if job < round):  # a training may end meanwhile

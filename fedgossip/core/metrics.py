@@ -16,29 +16,31 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.task import LocalTask, Segment, first_wrong
 
 ROUNDS_OPEN = 8
-"""Maximum lag of a peer for which a round stays open, or n where larger; so many rounds' vectors are kept."""
+"""Maximum lag of a peer in an open round, or n if larger; also the maximum number of rounds with stored vectors."""
 
 PEERS_IN_EVERY_ROUND = 256
-"""Maximum number of peers with a row in every round, on stacked arrays; more have rows in evaluated rounds only."""
+"""Maximum number of peers with a row in every round, on stacked arrays; larger networks have rows in evaluated rounds
+only.
+"""
 
 
 _MEASURED = (
     "test_loss", "score_averaged", "score_mean_peer", "score_worst_peer", "consensus_distance", "consensus_before",
     "update_spread", "metrics",
 )  # fmt: skip
-"""Fields of a NetworkRow that are measured from the vectors of a round."""
+"""Fields of a NetworkRow measured from the vectors of a round."""
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
 def beside_score(metrics: Mapping[str, float], score: Score) -> dict[str, float | None] | None:
-    """Return the metrics that no field of a row holds; None for no such."""
+    """Return the metrics without a field in a row; None if there are none."""
     named = {name: value for name, value in metrics.items() if name not in ("loss", score.name)}
     return {name: float(value) if math.isfinite(value) else None for name, value in named.items()} or None
 
 
 class _OpenRound:
-    """The collected rows of an open round, and its vectors where they are `kept`."""
+    """The collected rows of an open round, and its vectors if they are `kept`."""
 
     def __init__(self, *, kept: bool) -> None:
         self.kept = kept
@@ -55,8 +57,8 @@ class Network:
     measure the disagreement in all rounds.
 
     A round is closed when every peer is past it or has ended, or the first is ROUNDS_OPEN or n rounds beyond it
-    (waiting peers are at most n - 1 apart); once, ascending.  Rows of closed rounds are written alone.  The last is
-    closed when uncounted participants have ended too, as servers send their part later.
+    (waiting peers are at most n - 1 apart).  Rounds close once, in ascending order.  Rows of closed rounds are written
+    alone.  The last round also waits for the end of uncounted participants, as servers send their part later.
     """
 
     def __init__(
@@ -76,21 +78,23 @@ class Network:
         kept: Callable[[int, float, Vector], None] | None = None,
     ) -> None:
         """`segments`: the model's tensors, to name the first that is not finite.  `best`: compare the averaged models,
-        or a coordinator's; `at_clients`: by the clients' scores, of the round before.  `several`: peers report their
-        scores alone, `evaluate` has other numbers.  `kept` is called with round, score and model of each new best.
+        or a coordinator's; `at_clients`: by the clients' scores, which belong to the round before.
+
+        `several`: only peers report the run's score; `evaluate` returns other numbers.  `kept` is called with round,
+        score and model of each new best.
         """
         self.best, self.at_clients, self._several, self._kept = best, at_clients, several, kept
         self.best_model: Vector | None = None
         self._scored: tuple[int, float | None] = (0, None)
         self.ended_with: dict[int, Vector] | None = None
-        """Every peer's vector after the round that ended the run, without a better later one."""
+        """Every peer's vector after the round that ended the run for lack of a better model; else None."""
         self._segments = segments
         self._untold: list[EventRow] = []  # events of the round that is being closed
         self.score = score
-        """The metric of `evaluate` that the rows hold."""
+        """The metric of `evaluate` that the rows store."""
         self.n, self.rounds, self.every = n, rounds, every
         self.counted = tuple(range(n) if counted is None else counted)
-        """Ids of the participants with counted rounds and vectors; others add only rows and bytes of their own."""
+        """Ids of the participants with counted rounds and vectors; others add only rows and bytes."""
         self.reached = [0] * n
         """The newest completed round of each peer."""
         self._counted = frozenset(self.counted)
@@ -130,7 +134,7 @@ class Network:
         return [row, *self._report_events()]
 
     def aside(self, row: PeerRow) -> list[Row]:
-        """Add the row of an uncounted participant; return the rows to be written now."""
+        """Add the row of an uncounted participant; return the rows to write now."""
         self.reached[row.peer] = row.round
         self._bytes += row.bytes_sent
         return [row]
@@ -142,7 +146,7 @@ class Network:
         self.reached = [last.round] * self.n
 
     def remember(self, rows: Iterable[NetworkRow]) -> None:
-        """Keep the rows measured before a restart, of rounds that peers resume from: their vectors are lost."""
+        """Store the rows measured before a restart, of rounds that peers resume from: their vectors are lost."""
         self._before = {row.round: row for row in rows}
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
@@ -156,7 +160,7 @@ class Network:
             opened.before[peer] = vector
 
     def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
-        """Add a peer's row and, where known, its vector after the round; return the rows to be written now."""
+        """Add a peer's row and, if available, its vector after the round; return the rows to write now."""
         if row.peer not in self._counted:
             return self.aside(row)
         peer, opened = row.peer, self._opened(row.round)
@@ -183,9 +187,7 @@ class Network:
         outgoing: Vector,
         after: Vector,
     ) -> list[Row]:
-        """Close a round that all peers end at once, from their vectors [n, d]; return the rows to write, as
-        `closed_at_once`.
-        """
+        """Close a round that all peers end at once, from their vectors [n, d]; return rows as `closed_at_once` does."""
         there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
 
         def measured() -> Disagreement:
@@ -204,9 +206,9 @@ class Network:
     ) -> list[Row]:
         """Close a round that all peers end at once; return the rows to write.
 
-        `losses` of all; `of_peers` creates their rows where written; `sent`: bytes of all.  `models` ([n, d] after the
-        round) is called in evaluated rounds, `measured` in watched ones.  In other rounds of a large network the peers'
-        losses are in its row alone, their bytes in the next.
+        `losses` of all; `of_peers` creates their rows if they are written; `sent`: bytes of all.  `models` ([n, d]
+        after the round) is called in evaluated rounds, `measured` in watched ones.  In other rounds of a large network
+        the peers' losses are in the network's row alone, and their bytes in their next rows.
         """
         self._open.pop(round, None)
         self._closed = self._newest = round
@@ -225,7 +227,7 @@ class Network:
         return [*rows, total, *self._report_events()]
 
     def ended(self, peer: int) -> list[Row]:
-        """Stop waiting for `peer`, which finished or crashed; return the rows to be written now."""
+        """Stop waiting for `peer`, which finished or crashed; return the rows to write now."""
         self._going.discard(peer)
         self._behind.discard(peer)
         self._aside.discard(peer)
@@ -328,7 +330,7 @@ class Network:
             self._ratios.append(found.after / found.before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
-        """Put the three scores into `total`, and each peer's into its row unless it reported."""
+        """Write the three scores into `total`, and each peer's into its row unless the peer reported one."""
         unknown = [peer for peer in sorted(vectors) if self._several or rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
         averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
@@ -361,7 +363,7 @@ class Network:
         return events
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return the metrics of the mean and of the `unknown` vectors; equal ones are evaluated once."""
+        """Return the metrics of the mean and of the `unknown` vectors; equal vectors are evaluated once."""
         first = there[0]
         if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
             (found,) = self._evaluate([first])
@@ -369,12 +371,12 @@ class Network:
         return self._evaluate([mean(there), *unknown])
 
     def fill(self, row: NetworkRow, vectors: Sequence[Vector]) -> None:
-        """Put the scores of final vectors into `row`: of their mean, and of each."""
+        """Write the scores of final vectors into `row`: of their mean, and of each."""
         rows = {place: Meter(place).mixed(row.round, 0, 0, None) for place in range(len(vectors))}
         self._fill(row, dict(enumerate(vectors)), rows)
 
     def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
-        """Fill in the peers' scores; for clients those that they report on their own examples."""
+        """Fill in the peers' scores; for clients those that they report on their local examples."""
         mean = [row.score if row.score_clients is None else row.score_clients for row in rows]
         worst = [row.score if row.score_clients is None else row.score_worst_client for row in rows]
         if known := [score for score in mean if score is not None]:
@@ -385,10 +387,10 @@ class Network:
     def measured_contraction(self) -> float | None:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
 
-        At most the slem of a symmetric mixing, which it approaches where only mixing is left; the spectrum's root mean
-        square where training adds disagreement in all directions.
+        At most the slem of a symmetric mixing, approached when rounds only mix; the spectrum's root mean square when
+        training adds disagreement in all directions.
 
-        Rounds that end below 32 roundings of the vectors' size (known to a thousandth) are left out: 0.0 where all did;
+        Rounds that end below 32 roundings of the vectors' size (known to a thousandth) are omitted: 0.0 if all did;
         None without any disagreement.
         """
         if not self._disagreed:
@@ -410,11 +412,11 @@ class Disagreement(NamedTuple):
     after: float
     """After mixing."""
     before: float | None = None
-    """After training, before mixing; None, as below, where unknown."""
+    """After training, before mixing; None, like `spread`, if unknown."""
     spread: float | None = None
     """Disagreement of the training updates."""
     floor: float = 0.0
-    """Distances below it are rounding alone: ROUNDINGS of the root mean square of the norms before mixing."""
+    """Distances below it are rounding: ROUNDINGS of the root mean square of the norms before mixing."""
 
 
 def disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> Disagreement:
@@ -434,7 +436,7 @@ def _size(vectors: Vectors) -> float:
 
 
 class ResidentModels(Protocol):
-    """All nodes' models on the device.  Only a watched round reads back from it."""
+    """All nodes' models on the device.  Only a watched round reads from it."""
 
     @property
     def unread(self) -> int:
@@ -444,9 +446,9 @@ class ResidentModels(Protocol):
         """Begin from models [n, d]."""
 
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
-        """Train all nodes in `round`, mix their models by `groups`; return their disagreement where `watched`.
+        """Train all nodes in `round`, mix their models by `groups`; return their disagreement if `watched`.
 
-        `phase`: equal for equal groups; None: a graph used once.  Raises TrainingError where the device fails, or one
+        `phase`: equal for equal groups; None: a graph used once.  Raises TrainingError if the device fails, or if one
         node does not fit.
         """
 
@@ -464,7 +466,7 @@ class ResidentTask(LocalTask, Protocol):
     """A task that can keep its nodes' models on its device."""
 
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
-        """Return the models of nodes 0 to n - 1; None where they do not stay there, or do not fit.
+        """Return the models of nodes 0 to n - 1; None if they do not stay on the device, or do not fit.
 
-        `note` receives an event's name and text, now or later, where the task falls back.
+        `note` receives the name and text of an event, now or later, if the task falls back.
         """

@@ -1,5 +1,7 @@
-"""Properties beside the shape that models must share to be averaged: sent in a `Hello`, pinned in a client's policy,
-compared as numbers (processors round differently).
+"""Properties outside the layout that models must share to be averaged.
+
+They are sent in a `Hello`, can be pinned in a client's policy, and are compared as numbers, since processors round
+differently.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ DIFFERS: Mapping[str, str] = {
     FROZEN: "its frozen tensors",
     PROBE: "what its first model gives for the probe",
 }
-"""Differences, in words."""
+"""Texts of the differences."""
 
 TOLERANCE: Mapping[str, float] = {FROZEN: 1e-5, PROBE: 1e-3}
-"""Relative: rounding on different processors is a hundredth of it, another activation function a hundred times it."""
+"""Relative tolerances: rounding on different processors is a hundredth of them, another activation function a hundred
+times them.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Likeness:
         return tuple(name for name, code in ours.items() if theirs.get(name, code) != code)
 
     def unlike(self, other: Likeness) -> tuple[str, ...]:
-        """Return the differing ones of CODE, FROZEN, PROBE."""
+        """Return those of CODE, FROZEN, PROBE that differ."""
         found = [CODE] if self.code != other.code else []
         for name, ours, theirs in ((FROZEN, self.frozen, other.frozen), (PROBE, self.probe, other.probe)):
             if not near(ours, theirs, TOLERANCE[name]):
@@ -57,6 +61,6 @@ def near(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bo
 
 
 def in_words(unlike: Sequence[str]) -> str:
-    """Return "the source of its modules and its frozen tensors" """
+    """Return a text such as "the source of its modules and its frozen tensors"."""
     *first, last = (DIFFERS[name] for name in unlike)
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,8 +1,8 @@
-"""Records: one line per peer and round, one per round for the network, one per event; and the events that there are.
+"""Records: one line per peer and round, one per round for the network, one per event; and the kinds of events.
 
 A `RowWriter` appends them to `metrics.jsonl`, without fields at their defaults.  Row 1 follows the first round, row 0
 is the state before it.  Machines report events (`machine.Report`), drivers and fault scripts processes and links;
-event_kinds.toml holds every property of a name, which no machine's code reads.
+event_kinds.toml holds every property of an event name; machines read none of it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fedgossip.core.machine import Report
 FOLLOWED_MOST = 64
 """Maximum number of clients with a row each in every round."""
 ADAPTER_DISTANCE = "adapter_distance"
-"""Name in the record of ||mean(B) mean(A) - mean(BA)|| / ||mean(BA)||, over the contributions of a round."""
+"""Name of ||mean(B) mean(A) - mean(BA)|| / ||mean(BA)||, over the contributions of a round, in the record."""
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):
     """One peer's round: bytes of frames, and of payload vectors alone; seconds of training, of communicating (transfers
-    without training), of waiting, the rest, and of mixing.
+    without training), of waiting (the remaining time), and of mixing.
     """
 
     round: int
     peer: int
     loss: float | None
     score: float | None
-    """Score of its model on the common test set; a client's: of the received model, on its own examples."""
+    """Score of its model on the common test set; a client's: of the received model, on its local examples."""
     bytes_sent: int
     bytes_received: int
     seconds_training: float
@@ -46,27 +46,27 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, 
     staleness: int | None = None
     """Asynchronous runs: number of model changes while this round was trained from an older one."""
     clients: int | None = None
-    """A coordinator's rows: number of contributions in the round; loss is their mean."""
+    """A coordinator's rows: number of contributions in the round; `loss` is the mean of their losses."""
     counted: list[int] | None = None
     """A coordinator's: ids of the contributors, with at most FOLLOWED_MOST clients."""
     score_clients: float | None = None
-    """A coordinator's: mean score of the model that it sent, on the clients' held-out examples."""
+    """A coordinator's: mean score of the sent model, on the clients' held-out examples."""
     score_worst_client: float | None = None
-    """The worst of those scores, where it is visible."""
+    """The worst of those scores, if visible."""
     epsilon: float | None = None
     """Spent privacy budget of this participant."""
     logged: dict[str, float | None] | None = None
-    """Numbers logged by a user's own loop, each the mean over the round; null stands for NaN."""
+    """Numbers logged by a user's loop, each the mean over the round; null is NaN."""
     payload_sent: int = 0
     payload_received: int = 0
     seconds_communicating: float = 0.0
-    """Rows of earlier releases count it in seconds_waiting."""
+    """Earlier releases count it in seconds_waiting."""
     metrics: dict[str, float | None] | None = None
-    """Numbers of its model that `evaluate` returns beside loss and score; null stands for one that is not finite."""
+    """Other numbers of its model from `evaluate`, without loss and score; null: not finite."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
-    """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured."""
+    """All peers after one round.  `bytes_sent` is cumulative; None if it was not measured."""
 
     round: int
     peers: int
@@ -81,7 +81,7 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
     consensus_before: float | None = None
     update_spread: float | None = None
     metrics: dict[str, float | None] | None = None
-    """Numbers of the averaged model that `evaluate` returns beside loss and score; null: one that is not finite."""
+    """Other numbers of the averaged model from `evaluate`, without loss and score; null: not finite."""
 
     @property
     def measured(self) -> bool:
@@ -108,8 +108,9 @@ LoggedPoint = tuple[int, float, float, float]
 
 
 class LoggedNumbers:
-    """Logged numbers by name and round, combined over peers; of more than `most` rounds every second, fourth, ..., and
-    the newest.
+    """Logged numbers by name and round, combined over peers.
+
+    Above `most` rounds it stores every second, fourth, ... and the newest.
     """
 
     def __init__(self, most: int = LOGGED_ROUNDS) -> None:
@@ -153,7 +154,7 @@ class RowsTaker(Protocol):
 
 
 def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
-    """Pass rows on in their order: as one batch where `take` supports it."""
+    """Pass on rows in order: as one batch if `take` supports it."""
     if len(rows) > 1 and isinstance(take, RowsTaker):
         take.all(rows)
         return
@@ -162,7 +163,7 @@ def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
 
 
 class RowWriter:
-    """Appends whole rows to a JSON-lines file, which survive a kill.
+    """Appends whole rows to a JSON-lines file; they survive a kill.
 
     A row that does not fit on the disk is dropped; `rows_lost` reports their number later.
     """
@@ -177,7 +178,7 @@ class RowWriter:
         self._place = -1, -1
 
     def write(self, row: Row) -> EventRow | None:
-        """Append a row.  Returns the event `rows_lost` where it was written too, after the first row that fitted."""
+        """Append a row.  Return the event `rows_lost` if it was written too, after the first row that fitted."""
         self._place = _place_of(row)
         if self._append(row):
             return self._write_lost()
@@ -186,7 +187,7 @@ class RowWriter:
         return None
 
     def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
-        """Append rows, in one piece where it fits.  Yields events as `write` returns them."""
+        """Append rows, in one piece if it fits.  Yield events as `write` returns them."""
         if not self._dropped and self._put(self._encoder.encode_lines(rows)):
             self._place = _place_of(rows[-1])
             return
@@ -195,7 +196,7 @@ class RowWriter:
                 yield lost
 
     def close(self) -> EventRow | None:
-        """Close the file.  Returns as `write`."""
+        """Close the file.  Return as `write` does."""
         if self._file.closed:
             return None
         lost = self._write_lost()
@@ -215,7 +216,7 @@ class RowWriter:
         return self._put(self._encoder.encode(row) + b"\n")
 
     def _put(self, lines: bytes) -> bool:
-        """Append whole lines; return false if they did not fit: the file is unchanged."""
+        """Append whole lines; return False if they did not fit: the file is unchanged."""
         written = 0
         try:
             while written < len(lines):  # a nearly full disk takes a part before it reports that it is full
@@ -245,7 +246,7 @@ def _plain(value: object) -> object:
 
 
 def renamed(record: Any) -> Any:
-    """Return a row or a summary with today's keys: earlier releases call scores accuracies."""
+    """Return a row or a summary with the current keys: earlier releases call scores accuracies."""
     if not isinstance(record, dict):
         return record
     return {f"score{key[8:]}" if key.startswith("accuracy") else key: value for key, value in record.items()}
@@ -263,7 +264,7 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl.  A last line truncated by a crash is left out."""
+    """Return the rows of a metrics.jsonl.  A last line truncated by a crash is omitted."""
     decoder = msgspec.json.Decoder(Row)
     rows: list[Row] = []
     for line in outside_files.lines_of(path):
@@ -275,7 +276,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def event_row(peer: int, report: Report) -> EventRow | None:
-    """Return the row of a report; None for one outside the record."""
+    """Return the row of a report; None if it is outside the record."""
     if kind_of(report.name).quiet:
         return None
     return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)
@@ -285,9 +286,11 @@ Implied = Literal[
     "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed",
     "by_web", "direct",
 ]  # fmt: skip
-"""The participants' state that an event implies.  Named ones: gone, suspected or missed at the reporter; back there
-(itself where none is named); there, for all; or left.  The reporter: ended, in a state of the event's name; asleep or
-awake; alive again, from an earlier round on.  Both: the route between them.
+"""The state that an event implies for participants.
+
+The named ones: gone, suspected or missed at the reporter; back there (the reporter itself if none is named); there, for
+all; or left.  The reporter: ended, in a state of the event's name; asleep or awake; alive again, from an earlier round
+on.  Both: the route between them.
 """
 
 
@@ -303,12 +306,12 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: tuple[str, ...] = ()
     """Texts of an event with several named facts: the first template with all its facts present, else the last."""
     led: str = ""
-    """As `words`, in runs with a coordinator, where their text differs."""
+    """As `words`, in runs with a coordinator, if their text differs."""
     severity: Literal["grave", "noted", "quiet"] = "noted"
     """grave: shown first; noted: listed; quiet: part of normal operation, only counted."""
     implies: Implied = ""
     open_round: bool = False
-    """Whether a coordinator and its clients report it for the open round, by the number of completed rounds."""
+    """Whether a coordinator and its clients report it for the open round, numbered by the completed rounds."""
     disturbs: bool = False
     """Whether the event changes the numbers of a real run."""
 
@@ -318,24 +321,24 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 HALF_MISSING = "half_missing"
-"""The event of a run that continues but cannot end well; shown however many events were shown before."""
+"""Event of a run that continues but cannot end well; shown regardless of the number of shown events."""
 
 MISSED = "missed"
 """A round lacks the models of some partners."""
 
 SKIPPED = "skipped"
-"""Rounds that a synchronous peer left out: their number, and the next that it does."""
+"""Rounds that a synchronous peer skipped: their number, and the next round that it takes part in."""
 
 SKIPPED_MIX = "skipped_mix"
-"""A round of private gossip whose sum did not open: no model of a neighbour counts in it."""
+"""A round of private gossip whose sum could not be unmasked: no neighbour's model counts for it."""
 
 UNKNOWN = EventKind()
-"""Kind of a name outside the vocabulary: of another program or version."""
+"""Kind of a name outside the vocabulary, from another program or version."""
 
 
 @cache
 def event_kinds() -> Mapping[str, EventKind]:
-    """Return the kind of every event, by name, the gravest first."""
+    """Return the kind of every event by name, the gravest first."""
     text = Path(__file__).with_name("event_kinds.toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, EventKind])
 

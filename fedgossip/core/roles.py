@@ -16,8 +16,8 @@ import msgspec
 from fedgossip.core.machine import NodeId
 
 MESH, SERVER, CLIENT, TIER = "mesh", "server", "client", "tier"
-"""Connections of a participant: with all neighbours; listening for all; dialling one; dialling one, and listening for
-the others.
+"""Connections of a participant: to all neighbours; listening for all; dialling one; dialling one and listening for the
+others.
 """
 
 
@@ -27,7 +27,7 @@ NAME_LETTERS = 40
 
 @dataclass(frozen=True)
 class Role:
-    """The role of `count` participants from id `first` on.  Raises ValueError for a negative count, or unprintable
+    """The role of `count` participants from id `first` on.  Raises ValueError for a negative count or an unprintable
     name.
     """
 
@@ -38,12 +38,13 @@ class Role:
     learns: bool = True
     """Whether it trains on its own examples."""
     counted: bool = True
-    """Whether its rounds are those of the run and its final vector is part of the result; its rows are required."""
+    """Whether its rounds are those of the run and its final vector is part of the result; its rows are then required.
+    """
     transport: str = MESH
     logged: bool = False
-    """Whether it keeps a signed log of what it sends and refuses."""
+    """Whether it keeps a signed log of the frames that it sends and refuses."""
     number: int = 0
-    """Number of the first one in its label: its id, where a role's ids are not consecutive."""
+    """Number of the first one in its label: its id, if a role's ids are not consecutive."""
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.first < 0:
@@ -63,7 +64,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Roles:
-    """All roles of a run, ascending by id without gaps, learners first.  Raises ValueError for others."""
+    """All roles of a run, ascending by id without gaps, learners first.  Raises ValueError otherwise."""
 
     all: tuple[Role, ...]
 
@@ -91,12 +92,12 @@ class Roles:
 
     @property
     def alike(self) -> bool:
-        """Whether all have one role, so that a number alone names a participant."""
+        """Whether all have one role, so that a number alone identifies a participant."""
         return len(self.all) == 1
 
     @property
     def one(self) -> str:
-        """Name of a learner; of several names that of the counted role."""
+        """Name of a learner; if learners have several names, that of the counted role."""
         return next((role.name for role in self.all if role.learns and role.counted), self.all[0].name)
 
     @property
@@ -106,7 +107,7 @@ class Roles:
 
     @property
     def leader(self) -> NodeId | None:
-        """Id of the coordinator: the counted participant that does not learn itself.  None without one."""
+        """Id of the coordinator: the counted participant that does not learn.  None without one."""
         alone = [role for role in self.all if role.counted]
         return alone[0].first if len(alone) == 1 and alone[0].count == 1 and not alone[0].learns else None
 
@@ -137,12 +138,14 @@ class Roles:
 
     @property
     def wording(self) -> str:
-        """Numbers of each role in words, without a leader: "5 clients"; "4 workers, 2 servers"."""
+        """Return the number of participants of each role as a text, without a leader: "5 clients"; "4 workers, 2
+        servers".
+        """
         sizes = self.sizes(leader=False).items()
         return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in sizes)
 
     def sizes(self, *, leader: bool = True) -> dict[str, int]:
-        """Return the number of participants by role name, in order; without the `leader` where it does not learn."""
+        """Return the number of participants by role name, in order; without `leader`, omit a coordinator."""
         found: dict[str, int] = {}
         for role in self.all:
             if leader or role.first != self.leader or role.learns:
@@ -187,4 +190,4 @@ def federated_roles(clients: int) -> Roles:
 
 
 PEERS = peer_roles(0)
-"""Default roles of a run without information."""
+"""Default roles of a run without role information."""

@@ -1,8 +1,8 @@
-"""The keys of summary.json, each with its unit and meaning: what a run was, how it ended, what it cost and brought.
+"""The keys of summary.json, each with its unit and meaning: settings, outcome, costs and results of a run.
 
-`runs/summary` writes a `RunSummary`, `Run.summary` is one, and readers take it by this type, so that mypy knows every
-key.  Nothing is checked where a file is read: later releases add keys, and earlier ones lack some (the reader
-has defaults).  Keys of a class with total=False are there in some runs only.
+`runs/summary` writes a `RunSummary`, `Run.summary` is one, and readers take it by this type, so that mypy checks every
+key.  A file is read without checks: later releases add keys, and earlier ones lack some (the reader has defaults).
+Keys of a class with total=False exist in some runs only.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, NotRequired, TypedDict
 
 
 class ScoreFacts(TypedDict):
-    """The metric of a run and its values, in the unit of the metric; None where nothing was scored."""
+    """The metric of a run and its values, in the unit of the metric; None if nothing was scored."""
 
     name: str
-    """Of the metric; empty for a task without one."""
+    """Name of the metric; empty for a task without one."""
     better: str
     """higher or lower."""
     unit: str
-    """In words."""
+    """Unit, as a text."""
     averaged: float | None
-    """Of the mean over the models; of a run with a coordinator, of its model."""
+    """Score of the mean over the models; of a run with a coordinator, of its model."""
     mean_peer: float | None
-    """The mean over the peers' own models."""
+    """Mean score of the peers' models."""
     worst_peer: float | None
-    """The worst of them."""
+    """The worst of these scores."""
     round: NotRequired[int]
-    """The round after which these were measured."""
+    """The round after which the scores were measured."""
 
 
 class BestFacts(TypedDict):
@@ -38,69 +38,69 @@ class BestFacts(TypedDict):
     score: float
     """Its score, in the unit of the metric."""
     at: NotRequired[str]
-    """clients: measured by them, on examples of their own."""
+    """clients: measured by them, on their local examples."""
 
 
 class BusiestFacts(TypedDict):
-    """Where most bytes of vectors went: the node, in its busier direction, and the link."""
+    """The node and the link with the most bytes of vectors; the node in its busier direction."""
 
     node: int | None
-    """The node; None where no vector was sent."""
+    """The node; None if no vector was sent."""
     bytes: int
-    """What it sent or received, whichever is more."""
+    """Bytes that it sent or received, whichever is more."""
     link: list[int] | None
-    """From node, to node; None where the driver has no links."""
+    """From node, to node; None if the driver has no links."""
     link_bytes: int | None
-    """What that link carried."""
+    """Bytes on that link."""
 
 
 class RefusalFacts(TypedDict):
-    """One cause for which one participant refused something."""
+    """One cause of refusals by one participant."""
 
     peer: int
     """Id of the refusing participant."""
     times: int
     """Number of refusals."""
     text: str
-    """The cause, in words."""
+    """The cause, as a text."""
     advice: str
-    """What to do; may be empty."""
+    """The advised action; may be empty."""
 
 
 class DataFacts(TypedDict):
-    """The examples and who has them."""
+    """The examples and their distribution over the learners."""
 
     source: str
-    """data.source of the experiment; given for data that a program handed over."""
+    """data.source of the experiment; "given" for data that a program passed."""
     test: str
-    """The examples that models are tested on, in words."""
+    """The examples for tests of models, as a text."""
     classes: int | None
-    """Number of classes; None where there are none."""
+    """Number of classes; None without classes."""
     shares: list[list[int]] | None
-    """Number of examples by learner and class; None where there are no classes."""
+    """Number of examples by learner and class; None without classes."""
     sizes: list[int] | None
     """Number of examples by learner."""
     notes: NotRequired[list[str]]
-    """What was left out or changed as the examples were read, a line each."""
+    """Omissions and changes when the examples were read, a line each."""
 
 
 class PrivacyFacts(TypedDict):
-    """A budget of differential privacy and what was spent of it."""
+    """A budget of differential privacy and its spent part."""
 
     unit: str
-    """What is hidden: client or record."""
+    """The protected unit: client or record."""
     noise: float
-    """Multiplier of the noise, in units of `clip`."""
+    """Noise multiplier, in units of `clip`."""
     clip: float
-    """Largest norm of what one unit adds."""
+    """Maximum norm of the contribution of one unit."""
     delta: float
-    """Probability with which the guarantee may fail."""
+    """Probability that the guarantee fails."""
     max_epsilon: float
-    """The budget: the run ends before more is spent."""
+    """The budget: the run ends before it spends more."""
     epsilon: float | None
-    """The largest spending of a participant; None where only clients know it."""
+    """The largest spending of a participant; None if only clients have it."""
     guarantee: str
-    """In words."""
+    """The guarantee, as a text."""
 
 
 class SpentFacts(TypedDict, total=False):
@@ -113,7 +113,7 @@ class SpentFacts(TypedDict, total=False):
 
 
 class MethodFacts(SpentFacts, total=False):
-    """What only some kinds of run have; `Plan.facts` writes it."""
+    """Keys of some kinds of run only; `Plan.facts` writes them."""
 
     graph: str
     """The graph as in the experiment; coordinator for a federated run."""
@@ -122,21 +122,21 @@ class MethodFacts(SpentFacts, total=False):
     mode: str
     """sync or async; federated; parallel."""
     forecast: dict[str, Any]
-    """What the spectrum of the mixing promised before the run: edges, slem, spectral_gap, n_w, ..."""
+    """The forecast from the mixing's spectrum, made before the run: edges, slem, spectral_gap, n_w, ..."""
     topology: dict[str, Any]
-    """The graph: n, name, directed, edges, labels, rows of weights where there are at most 512 nodes, period."""
+    """The graph: n, name, directed, edges, labels, rows of weights if it has at most 512 nodes, period."""
     eigenvalues: Sequence[float] | None
-    """Of the mixing, descending; None where unknown or more than 4096."""
+    """Eigenvalues of the mixing, descending; None if unknown or more than 4096."""
     modes: Sequence[tuple[float, float]] | None
     """Complex eigenvalues of a directed normal mixing, without the mean's: real and imaginary part."""
     links: str
-    """Number of links, in words."""
+    """Number of links, as a text."""
     band: Mapping[str, Sequence[float]] | None
-    """Bounds of the consensus distance after rounds 1, 2, ..., where no eigenvalues describe the graph."""
+    """Bounds of the consensus distance after rounds 1, 2, ..., if no eigenvalues describe the graph."""
     summed: bool
-    """Whether each peer went on with the weighted sum of honest models: the forecast is about that."""
+    """Whether each peer continued from the weighted sum of honest models: the forecast assumes it."""
     pairwise: dict[str, Any]
-    """Of exchanges between pairs: the share of a distance that a round leaves."""
+    """Of exchanges between pairs: the share of a distance that remains after a round."""
     clients: int
     """Number of clients."""
     cohort: int
@@ -148,20 +148,20 @@ class MethodFacts(SpentFacts, total=False):
     rounds_abandoned: int
     """Number of rounds that changed nothing."""
     descent: str
-    """The optimizer of a parallel run: of its inner steps, or outer."""
+    """The optimiser of a parallel run: of its inner steps, or outer."""
 
 
 class ForecastFacts(TypedDict, total=False):
-    """How far the forecast was kept; not there where none was made."""
+    """How well the forecast was kept; absent without a forecast."""
 
     forecast_file: dict[str, Any]
     """Of forecast.json: level, sha256, exact, and whether its edges are wide."""
     forecast_kept: float | None
     """Share of the rounds whose consensus distance lies within its edges."""
     forecast_scores_kept: dict[str, float]
-    """The same of the scores."""
+    """The same for the scores."""
     forecast_realised_kept: float | None
-    """The same of forecast-realised.json."""
+    """The same for forecast-realised.json."""
 
 
 class RaceFacts(TypedDict, total=False):
@@ -174,10 +174,10 @@ class RaceFacts(TypedDict, total=False):
 
 
 class StepFacts(TypedDict):
-    """A step of one participant by simulation.inside."""
+    """A step of one participant, as forecast from simulation.inside."""
 
     seconds: float
-    """Of the step: work, idle and messages."""
+    """Duration of the step: work, idle and messages."""
     work: float
     """Seconds that the mean process computes."""
     idle: float
@@ -189,12 +189,13 @@ class StepFacts(TypedDict):
     copied: int
     """Bytes that a process copies between its device and host memory (train.offload)."""
     flops: float
-    """Of the whole batch, forward and back."""
+    """Floating-point operations of the whole batch, forward and back."""
     memory: int
-    """Bytes of the fullest process."""
+    """Bytes of memory of the fullest process."""
     by_way: dict[str, int]
-    """The same by ddp, which is ZeRO's stage 0, with its stage 1, and by fsdp with zero = 2 and 3, of several processes
-    with parts of a batch."""
+    """The same by ddp (ZeRO's stage 0), with its stage 1, and by fsdp with zero = 2 and 3, for several processes with
+    parts of a batch.
+    """
 
 
 class InsideFacts(TypedDict, total=False):
@@ -203,19 +204,20 @@ class InsideFacts(TypedDict, total=False):
     inside: StepFacts
     """A step of one participant."""
     inside_bytes: int
-    """Bytes that the busiest process of one participant sends to the others of it in the whole run: the most of all
-    participants."""
+    """Maximum over the participants of the bytes that the busiest process of one participant sends to its others in the
+    whole run.
+    """
 
 
 class ChosenFacts(TypedDict, total=False):
-    """Of a run whose models were scored."""
+    """Of a run with scored models."""
 
     best: BestFacts
     """The best round."""
 
 
 class AddedFacts(TypedDict, total=False):
-    """What is added to a summary after it was made."""
+    """Keys added to a summary after it was made."""
 
     centralised: dict[str, float]
     """Metrics of one model trained by as many steps on all examples, with --centralised."""
@@ -224,71 +226,74 @@ class AddedFacts(TypedDict, total=False):
 
 
 class GainFacts(TypedDict):
-    """Personal models over all participants that tested one, each on examples of its own."""
+    """Personal models over all participants that tested one, each on its local examples."""
 
     tested: int
-    """Participants that tested their model."""
+    """Number of participants that tested their model."""
     untested: int
-    """Others: without held-out examples, or never asked."""
+    """Number of other participants: without held-out examples, or never requested."""
     mean_own: float | None
-    """Mean score over participants, each counted alike; None where only counts are seen."""
+    """Mean score over participants with equal weights; None if only counts are visible."""
     worst_own: float | None
     """The worst score; of counts, the lower end of its twentieth."""
     tenth_own: float | None
-    """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
+    """The 10th percentile from the worst: a tenth of the participants score no better."""
     behind_shared: int | None
-    """Participants whose own model scores worse than the shared one; None where no shared one was tested."""
+    """Number of participants with a personal model that scores worse than the shared one; None if no shared one was
+    tested.
+    """
     behind_alone: int | None
-    """The same, than the model trained alone."""
+    """Number of participants with a personal model that scores worse than the one trained alone."""
 
 
 class PersonalFacts(TypedDict, total=False):
-    """Of a run whose participants have models of their own."""
+    """Of a run with personal models."""
 
     personal: GainFacts
-    """Their scores; not there where none was tested."""
+    """Their scores; absent if none was tested."""
     exchanged: str
-    """models or logits: what participants send."""
+    """models or logits: the kind of data that participants send."""
 
 
 class RunSummary(ChosenFacts, RaceFacts, InsideFacts, PersonalFacts, MethodFacts, ForecastFacts, AddedFacts):
     """summary.json."""
 
     name: str
-    """Of the experiment, or of its graph or method."""
+    """Name of the experiment, or of its graph or method."""
     driver: str
-    """sim, stacked, local, launch, peers, slurm, ray: what ran it."""
+    """sim, stacked, local, launch, peers, slurm, ray: the driver that ran it."""
     status: str
     """finished, partial, exhausted, interrupted or failed."""
     lacking: Sequence[str]
-    """What did not happen, in words: why a run is partial, or that single rounds of a finished one lack exchanges; and
-    that the training diverged."""
+    """Reasons, as texts, why a run is partial; exchanges that single rounds of a finished run lack; and whether the
+    training diverged.
+    """
     in_vain: bool
-    """Whether what is lacking makes the run worthless."""
+    """Whether the missing parts make the run worthless."""
     seed: int
     """The root of all random streams."""
     n: int
     """Number of participants that learn."""
     roles: list[dict[str, Any]]
-    """Who takes part as what; roles.json has the same."""
+    """The participants' roles, as in roles.json."""
     rounds: int
     """Number of completed rounds."""
     digest: str | None
-    """sha256 over all final vectors; None where the run did not reach its end."""
+    """sha256 over all final vectors; None if the run did not reach its end."""
     score: ScoreFacts
     """The three scores."""
     test_loss: float | None
-    """Of the averaged model, on the test set."""
+    """Loss of the averaged model, on the test set."""
     consensus_distance: float | None
     """sqrt(mean over peers of the squared distance to the mean), at the end."""
     bytes_sent: int
-    """By all together, frames included."""
+    """Bytes sent by all participants, including frames."""
     busiest: BusiestFacts
-    """The node and the link that carried most bytes of vectors."""
+    """The node and the link with the most bytes of vectors."""
     seconds: float
     """Duration of the rounds: virtual in the simulator, else of the wall clock."""
     wall_seconds: float | None
-    """Duration of the command; None where the folders of peers were collected."""
+    """Duration of the command; None if the folders of peers were collected."""
     parameters: int
     """Number of elements of the exchanged vector."""
     dtype: str
@@ -296,18 +301,18 @@ class RunSummary(ChosenFacts, RaceFacts, InsideFacts, PersonalFacts, MethodFacts
     schema: str
     """Hash of the layout of the vector."""
     measured_contraction: float | None
-    """The share of the consensus distance that one mixing left, as a mean over rounds."""
+    """The share of the consensus distance that remains after one mixing, as a mean over rounds."""
     events: dict[str, int]
     """Number of events by name."""
     refusals: list[RefusalFacts]
     """Causes of refusals, the most frequent first, at most 20."""
     data: DataFacts
-    """The examples and who has them."""
+    """The examples and their distribution over the learners."""
     versions: dict[str, str]
-    """Of fedgossip, Python, the machine and the libraries that decide the bits."""
+    """Versions of fedgossip, Python, the machine and the libraries that determine the bits."""
     cores: int | None
     """Number of processors of the machine that wrote the summary."""
     processor: str
-    """Its name, or those of the participants' machines."""
+    """Name of its processor, or of those of the participants' machines."""
     kernels: str | None
-    """The mode of torch's kernels; None where torch was not used."""
+    """The mode of torch's kernels; None if torch was not used."""

@@ -1,13 +1,13 @@
 """The interface between drivers and training: a source of initial vectors, updates and evaluations.
 
-`fedgossip.learning` implements it with torch, or numpy alone; so can any other object.  `LocalTask` is all that a run
-needs; each optional capability is a protocol:
+`fedgossip.learning` implements it with torch or with numpy alone; any other object can too.  A run needs `LocalTask`
+only; each optional capability is a protocol:
 
-    StatefulTask    state beside the vector, so that a peer resumes after a crash
+    StatefulTask    state next to the vector, so that a peer resumes after a crash
     GradientTask    gradients at a vector, in place of updates from it
     StretchTask     gradients that deliver their last elements while the first are computed
     SegmentedTask   positions of a model's tensors in a vector
-    ComparableTask  properties beside the shape that must agree between participants
+    ComparableTask  properties outside the layout that must agree between participants
     RowTask         a model that is a table; a batch needs a few rows
     UsableTask      a model exported for use without the run
     StackedTask     all nodes at once, from the rows of one array into another
@@ -34,9 +34,9 @@ from fedgossip.core.model_fingerprint import Likeness
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """Train `node` in `round` from `vector`; (node, round) names the random stream, so no job depends on another.
+    """Train `node` in `round` from `vector`; (node, round) selects the random stream, so no job depends on another.
 
-    Other fields as of `machine.Train`.  Raises ValueError for a gradient with terms.
+    Other fields as in `machine.Train`.  Raises ValueError for a gradient with terms.
     """
 
     node: NodeId
@@ -64,8 +64,8 @@ class Job:
 class Update:
     """`difference`: trained minus given, [d], or None without a change; of a gradient job the gradient.
 
-    `examples`: the node's.  `metrics`: "loss", except of private training; "steps" and "rate", where requested; of a
-    gradient "rows", its examples, or a text's characters.
+    `examples`: the node's number.  `metrics`: "loss", except of private training; "steps" and "rate", if requested; of
+    a gradient "rows", its number of examples or of a text's characters.
     """
 
     difference: Vector | None
@@ -74,14 +74,14 @@ class Update:
     logged: Mapping[str, float] = field(default_factory=dict)
     """The user's own numbers, for the record."""
     extra: tuple[Vector, ...] = ()
-    """The result for the terms' `extra`; it stays with the client's rule."""
+    """The result for the terms' `extra`; it stays with the client rule."""
     over: bool = False
-    """Not an update: the local training ended by itself, and no later job is answered."""
+    """Not an update: the local training ended early, and no later job is answered."""
 
 
 PARAMETER, STATISTIC = "parameter", "statistic"
-"""Kinds of a tensor: trained by gradients, or a statistic of inputs (BatchNorm's), which is only averaged: no steps,
-momentum, terms, codecs.
+"""Kinds of a tensor: trained by gradients, or a statistic of inputs (BatchNorm's).  A statistic is only averaged: no
+steps, momentum, terms or codecs apply.
 """
 
 
@@ -100,7 +100,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The element after the last."""
+        """Index after the last element."""
         return self.start + math.prod(self.shape)
 
 
@@ -125,8 +125,8 @@ class LocalTask(Protocol):
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return one update per job, in order; never change `job.vector`.
 
-        An update's bits depend on its job alone, as the simulator trains many peers in one call and a real peer one.
-        Raises TrainingError, naming the node, for a loss or update that is not finite.
+        An update's bits depend on its job alone: the simulator trains many peers in one call, a real peer one.  Raises
+        TrainingError with the node for a loss or update that is not finite.
         """
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
@@ -142,7 +142,7 @@ class StatefulTask(LocalTask, Protocol):
         """Return the state of `node` by name; training replaces these arrays and never changes them."""
 
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the result of `state`, of this process or an earlier one; {}: as before the first job.
+        """Restore the result of `state`, from this process or an earlier one; {}: as before the first job.
 
         Raises ConfigError for the state of another task.
         """
@@ -156,8 +156,8 @@ class GradientTask(LocalTask, Protocol):
         """Return one gradient per job, in order: the mean over all examples of its batches; no optimiser, no change of
         state.
 
-        Raises ConfigError, even for no jobs, without gradients; TrainingError, naming the node, for a loss or gradient
-        that is not finite.
+        Raises ConfigError, even for no jobs, if the task has no gradients; TrainingError with the node for a loss or
+        gradient that is not finite.
         """
 
 
@@ -166,26 +166,27 @@ class StretchTask(GradientTask, Protocol):
     """A task that computes a gradient from its end, so that finished parts can be sent meanwhile."""
 
     def gradient_in_stretches(self, job: Job, deliver: Callable[[Produced], None]) -> Update:
-        """Return the bits of `gradients` for one job; call `deliver` with each final stretch, from any thread (repeats
-        and gaps are harmless).
+        """Return the same bits as `gradients` for one job; call `deliver` with each final stretch, from any thread.
+
+        Repeats and gaps are harmless.
         """
 
 
 @runtime_checkable
 class SegmentedTask(LocalTask, Protocol):
-    """A task with vectors that are the tensors of a model."""
+    """A task whose vectors are the tensors of a model."""
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Return the tensors in the order of the vector: they cover [0, length) and do not overlap."""
+        """Return the tensors in the order of the vector: they cover [0, length) without overlaps."""
 
 
 @runtime_checkable
 class ComparableTask(LocalTask, Protocol):
-    """A task with further conditions for averaging beside equal schemas."""
+    """A task with further conditions for averaging than equal schemas."""
 
     def likeness(self) -> Likeness:
-        """Return the properties that must agree with other participants beside the schema."""
+        """Return the properties outside the schema that must agree with other participants."""
 
 
 @runtime_checkable
@@ -199,7 +200,7 @@ class UsableTask(LocalTask, Protocol):
 
 @runtime_checkable
 class RowTask(GradientTask, Protocol):
-    """A task with a table as its model, of which servers hold the touched rows.
+    """A task with a table as its model; servers hold the touched rows.
 
     `initial` and `evaluate`: watched rows, [watched * width]; a gradient job's vector is the rows `keys`, its gradient
     has the same shape.
@@ -211,11 +212,12 @@ class RowTask(GradientTask, Protocol):
 
     @property
     def watched(self) -> Keys:
-        """Return the rows that the run is measured by and all workers end with: at least one, equal at all workers."""
+        """Return the rows that the run measures and that all workers end with: at least one, equal on each worker."""
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
         """Return the rows that the batches of a gradient job need, ascending: a function of (seed, node, round,
-        batches)."""
+        batches).
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,7 +263,7 @@ class IdleTask(LocalTask, Protocol):
 
 @runtime_checkable
 class HeldTask(LocalTask, Protocol):
-    """A task trained by foreign code, of unbounded duration."""
+    """A task trained by foreign code of unbounded duration."""
 
     def dismiss(self) -> None:
         """Cancel the current training: `train` must return or raise now."""
@@ -286,7 +288,7 @@ def checked_task(task: LocalTask) -> LocalTask:
 
 
 def require_gradients(task: LocalTask, method: str) -> None:
-    """Raise ConfigError where a task cannot give the gradients that `method` asks for."""
+    """Raise ConfigError if a task has no gradients, which `method` needs."""
     if not isinstance(task, GradientTask):
         text = f"{method} needs gradients, and {type(task).__name__} has no method gradients"
         raise ConfigError(text, "See fedgossip.core.task.GradientTask; or take fedavg.")
@@ -325,7 +327,7 @@ def perform_jobs(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
 
 
 def update_in_stretches(task: LocalTask, job: Job, deliver: Callable[[Produced], None]) -> Update:
-    """Return what `perform_jobs` returns for one job; before, call `deliver` with requested stretches, if supported."""
+    """Return the result of `perform_jobs` for one job; before, pass requested stretches to `deliver`, if supported."""
     if job.stretches and isinstance(task, StretchTask):
         return task.gradient_in_stretches(job, deliver)
     (update,) = perform_jobs(task, [job])
@@ -338,7 +340,7 @@ def _gradients(task: LocalTask, jobs: Sequence[Job]) -> Sequence[Update]:
 
 
 def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
-    """Return the task's state of `node` beside its vector; empty for stateless tasks."""
+    """Return the task's state of `node` next to its vector; empty for stateless tasks."""
     return task.state(node) if isinstance(task, StatefulTask) else {}
 
 
@@ -427,8 +429,9 @@ def statistics_in(segments: Sequence[Segment]) -> int:
 
 
 def first_wrong(vector: Vector, segments: Sequence[Segment]) -> str:
-    """Return the name of the first unusable tensor of a vector [d]: one with a non-finite element, or a variance below
-    0; "" without one."""
+    """Return the name of a vector's first unusable tensor: one with a non-finite element, or a variance below 0; else
+    "".
+    """
     for one in segments:
         part = vector[one.start : one.stop]
         if not all_finite(part) or (one.kind == STATISTIC and one.name.endswith(VARIANCE) and (part < 0).any()):
@@ -461,7 +464,9 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WholeModel:
-    """`tensors`: every parameter and buffer by name.  `facts`: how to use them, plain (`learning.models.model_files`).
+    """An exported model.
+
+    `tensors`: every parameter and buffer by name.  `facts`: how to use them, plain (`learning.models.model_files`).
     `code`: user modules, by path below one folder.  `lacks`: local tensors at their initial values, not shared; `own`:
     those of each known node.  `document`: file of a model without tensors.
     """

@@ -1,8 +1,8 @@
-"""What every participant did when, and which messages passed between them: the first part of a run, as a picture.
+"""The activities of every participant over time, and the messages between them: the first part of a run, as a picture.
 
 The simulator feeds a `TimelineLog`; its `Timeline` is stored and drawn.  Bars follow the record (`core/meter`):
-computing, else away, else sending or receiving, else waiting; a round's bars sum to its row.  Of real processes
-`of_rows` makes bars of rows.
+computing, else away, else sending or receiving, else waiting; a round's bars sum to its row.  For real processes
+`of_rows` makes bars from rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.run_format import TIMELINE
 
 ITEMS_OF_RUN = 1500
-"""Maximum number of trainings, messages and rounds that are stored with a run: 80 kB."""
+"""Maximum number of trainings, messages and rounds stored with a run: 80 kB."""
 ITEMS = 40_000
 """Maximum number of them in a picture."""
 PARTICIPANTS = 64
 """Maximum number of participants of a stored or drawn timeline: more lanes cannot be read."""
 
 Activity = Literal["computing", "sending", "receiving", "both", "waiting", "away", "communicating", "mixing"]
-"""both: sending and receiving at once; communicating: either, where the record does not separate them."""
+"""both: sending and receiving at once; communicating: either, if the record does not separate them."""
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 
@@ -43,7 +43,7 @@ class Bar(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """A message with vectors, in nanoseconds.  `arrived`: -1 where it was lost; `sent`: its last byte has left."""
+    """A message with vectors, in nanoseconds.  `arrived`: -1 if it was lost; `sent`: departure of its last byte."""
 
     sender: NodeId
     to: NodeId
@@ -60,7 +60,7 @@ class RoundEnd(NamedTuple):
 
 
 class FaultMark(NamedTuple):
-    """Something that befell a participant: crashed, restarted, asleep, awake."""
+    """A fault of a participant: crashed, restarted, asleep, awake."""
 
     node: NodeId
     what: str
@@ -80,19 +80,19 @@ class Timeline(msgspec.Struct, frozen=True):
     marks: list[FaultMark] = []
 
     def after(self, rounds: int) -> int | None:
-        """Return when so many rounds were over, as `end_of`; None where the timeline ends before."""
+        """Return the end of that number of rounds, as `end_of`; None if the timeline ends before."""
         meanings = {mark.node: mark.what for mark in self.marks}  # the last of each
         dead = {node for node, what in meanings.items() if what == "crashed"}
         return end_of(rounds, self.rounds, [node for node in self.counted if node not in dead])
 
     @property
     def whole_rounds(self) -> int:
-        """Number of rounds that were over within it."""
+        """Number of complete rounds within it."""
         most = max((one.round for one in self.rounds), default=0)
         return next((round for round in range(most, 0, -1) if self.after(round) is not None), 0)
 
     def first(self, rounds: int) -> Timeline:
-        """Return the part up to the end of so many rounds, or all of a shorter one."""
+        """Return the part up to the end of that number of rounds, or all of a shorter timeline."""
         until = self.after(rounds)
         if until is None:
             return self
@@ -116,8 +116,8 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def end_of(rounds: int, ends: Sequence[RoundEnd], living: Collection[NodeId]) -> int | None:
-    """Return when all living ones had ended so many rounds, or most one more; None: not yet.  A slow one does not
-    stretch the picture.
+    """Return the time at which all living participants had ended that number of rounds, or most of them one more: a
+    slow participant does not stretch the picture.  None: it has not ended.
     """
     of: dict[int, dict[NodeId, int]] = {rounds: {}, rounds + 1: {}}
     for one in ends:
@@ -131,8 +131,8 @@ def end_of(rounds: int, ends: Sequence[RoundEnd], living: Collection[NodeId]) ->
 
 
 class TimelineLog:
-    """Takes what the simulator does until `most` items, or `rounds` rounds; then it is `closed` (from the start with
-    too many PARTICIPANTS).
+    """Records the simulator's activity up to `most` items, or `rounds` rounds; then it is `closed` (from the start if
+    there are more than PARTICIPANTS).
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TimelineLog:
 
     @property
     def enough(self) -> bool:
-        """Whether a picture of `rounds` rounds needs no more."""
+        """Whether the log already covers a picture of `rounds` rounds."""
         return self.closed and self.rounds is not None
 
     def _count(self, now: int) -> None:
@@ -178,7 +178,7 @@ class TimelineLog:
     def passes(
         self, now: int, link: tuple[NodeId, NodeId], leaves: tuple[int, int], arrivals: Sequence[int], payload: int
     ) -> None:
-        """Take a message that waits for the uplink from now on, leaves between two times, and arrives, or is lost."""
+        """Record a message that waits for the uplink from now on, leaves between two times, and arrives or is lost."""
         (sender, to), (began, sent) = link, leaves
         self._out[sender].append((now, sent))
         self._in[to] += [(began, arrived) for arrived in arrivals]
@@ -195,7 +195,7 @@ class TimelineLog:
             self.closed = self.closed or end_of(self.rounds, self._rounds, living) is not None
 
     def befell(self, node: NodeId, what: str, now: int) -> None:
-        """Take a mark.  A crashed participant is away until it restarts, and its training is lost."""
+        """Record a mark.  A crashed participant is away until it restarts, and its training is lost."""
         if self.closed:
             return
         if what == "crashed":
@@ -206,14 +206,14 @@ class TimelineLog:
         self._marks.append(FaultMark(node, what, now))
 
     def timeline(self) -> Timeline:
-        """Return what was taken, up to the last item."""
+        """Return the recorded part, up to the last item."""
         bars = []
         for node in range(self.participants if self._items else 0):
             open_training = [(self._began[node], self._until)] if node in self._began else []
             gone = [(self._absent[node], self._until)] if node in self._absent else []
             kinds = [self._trained[node] + open_training, self._away[node] + gone, self._out[node], self._in[node]]
             bars += _bars(node, kinds, self._until)
-        # a message that is sent in the same instant in which the log is full is in no bar
+        # A message sent at the instant at which the log is full has no bar.
         messages = [one for one in self._messages if one.began < self._until]
         return Timeline(
             self.participants, self.counted, self._until, bars, messages, list(self._rounds), list(self._marks)
@@ -249,7 +249,7 @@ def _bars(node: NodeId, kinds: Sequence[Sequence[tuple[int, int]]], until: int) 
 def of_rows(rows: Iterable[Row], participants: int, counted: Collection[NodeId]) -> Timeline:
     """Return a record's bars: a round's seconds of each kind, one after the other, without messages.
 
-    Raises ConfigError for rows without times, and too many participants.
+    Raises ConfigError for rows without times, or too many participants.
     """
     if participants > PARTICIPANTS:
         raise too_many(participants)

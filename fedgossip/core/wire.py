@@ -1,4 +1,4 @@
-"""Bytes on the link: a small msgpack header, then raw numbers in chunks.  Pure: no sockets.
+"""Frames on the link: a small msgpack header, then raw numbers in chunks.  Pure: no sockets.
 
 Every ZeroMQ message has two frames:
 
@@ -42,8 +42,10 @@ from fedgossip.core.messages import (
 )
 
 CHUNK_BYTES = 256 * 1024
-"""Cipher, copy and network overlap within the cache: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per
-encrypted GB, both ends; ZeroMQ's queue holds 0.6 model of a million parameters, two with 512 KiB.
+"""Bytes of a chunk: cipher, copy and network then overlap within the cache.
+
+128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together; ZeroMQ's queue holds 0.6
+model of a million parameters, two with 512 KiB.
 """
 
 HEADER_BYTES_MAX = 64 * 1024
@@ -135,7 +137,7 @@ class Assembler:
     def mark(self, mark: bytes) -> memoryview | None:
         """Parse the first frame; return the buffer for a chunk, or None before a header (`header`).
 
-        Raises FrameError for an invalid mark or order; drop both frames then.
+        Raises FrameError for an invalid mark or order; the caller then drops both frames.
         """
         if len(mark) != MARK_BYTES or mark[:1] not in (b"H", b"C"):
             raise FrameError("mark", f"a frame mark of {len(mark)} bytes")
@@ -161,7 +163,7 @@ class Assembler:
 
     @property
     def arriving_round(self) -> int | None:
-        """Round of the synchronous model that is being received, or None."""
+        """Round of the synchronous model now being received, or None."""
         kind = self._kind
         return getattr(self._open, "round", None) if kind and issubclass(kind, OfARound) else None
 
@@ -172,12 +174,14 @@ class Assembler:
 
     @property
     def begins(self) -> bool:
-        """Whether such a message was just announced, and its buffer is not allocated yet."""
+        """Whether such a message was just announced and has no buffer so far."""
         return self._open is not None and not self._vectors
 
     @property
     def account(self) -> Account | None:
-        """Return the edge account of an announced large model before its buffer is allocated: it may free another."""
+        """Return the edge account of an announced large model before its buffer is allocated: the account may free
+        another.
+        """
         if not self.begins or self._kind not in (Model, ModelFragment) or self.missing_chunks < 2:
             return None
         header: Any = self._open
@@ -185,7 +189,7 @@ class Assembler:
 
     @property
     def missing_chunks(self) -> int:
-        """Number of missing chunks of the message that is being received."""
+        """Number of missing chunks of the message now being received."""
         if self._open is None:
             return 0
         sizes = (length * np.dtype(dtype).itemsize for dtype, length in self._open.parts)
@@ -227,7 +231,7 @@ class Assembler:
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
-        """Record a received chunk of `size` bytes; return a complete message, its vectors writeable.  Raises
+        """Record a received chunk of `size` bytes; return a complete message with writeable vectors, else None.  Raises
         FrameError.
         """
         assert self._open is not None
@@ -321,11 +325,11 @@ class Vocabulary:
         return length
 
     def decoded(self, body: bytes) -> Header:
-        """Decode a header.  Raises ValueError, msgspec.MsgspecError."""
+        """Decode a header.  Raises ValueError or msgspec.MsgspecError."""
         return from_msgpack(self._decoder, body)
 
     def message_of(self, header: Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
-        """Return the message of a header with its announced vectors."""
+        """Return the message with this header and its announced vectors."""
         kind = self.messages[type(header)]
         fields: dict[str, Any] = {name: getattr(header, name) for name in self._fields[kind]}
         for name in self._nested[kind]:

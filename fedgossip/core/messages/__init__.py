@@ -1,9 +1,9 @@
-"""Messages that cross the network; data, gradients of single examples and optimiser states stay where they are.
+"""Messages that cross the network; examples, their gradients and optimiser states never do.
 
 A message is one class (`base`): its header, the bounds of its numbers, and the arrays to allocate (`allowed`) follow
-from the declaration.  An array of no elements is refused.  A message with vectors has the fields `schema`, the hash of
-the parameter layout, and `vectors`: vectors of another layout must never be averaged.  Rounds and exchanges count from
-0; -1 is none.
+from the declaration.  An array without elements is refused.  A message with vectors has the fields `schema`, the hash
+of the parameter layout, and `vectors`: vectors of another layout must never be averaged.  Rounds and exchanges count
+from 0; -1 is none.
 
     gossip       Model, Account, Leaving                synchronous rounds, and the accounts of their edges
                  CodedModel, ModelFragment, RelaySum    changes by a codec; a fragment; on a tree a sum and its count
@@ -11,10 +11,10 @@ the parameter layout, and `vectors`: vectors of another layout must never be ave
                  Parcel, Accepted                       push-sum
                  Masked, RunKeys                        private gossip
     parallel     ReduceChunk, CodedChunk, ChunkTaken    all-reduce: parts of sums or payloads, sent until acknowledged
-                 ChunksAsked, ChunksHere                which of them arrived, where no acknowledgement did
-                 GroupReport, GroupView                 who goes on where a worker is missing
+                 ChunksAsked, ChunksHere                which chunks without an acknowledgement arrived
+                 GroupReport, GroupView                 agreement on the group after a worker is lost
                  WorkerReturn, WorkerRefused            a worker that returns, and one that the others exclude
-                 StateQuery, StatePiece                 the state of a descent, for a worker that is behind
+                 StateQuery, StatePiece                 the optimiser state, for a worker that is behind
     servers      ShardPush, ShardPull, PullHeld, Pulled, PieceTaken    gradients to a server, shards back
                  CodedPush, CodedPulled                 the same by codecs
                  ShardStep, EmptyStep, ShardCopy, EmptyCopy    steps of a shard for its copies, and a whole copy
@@ -165,7 +165,7 @@ from fedgossip.core.messages.servers import (
 
 Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 OfARound = Model | ModelFragment | CodedModel | Masked | RelaySum
-"""What a peer mixes in a round of synchronous gossip."""
+"""Inputs to the mix of a synchronous gossip round."""
 Gossip = OfARound | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
@@ -178,14 +178,14 @@ Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRow
 ChangeMessage = ShardStep | RowStep | EmptyStep
 """A change of a shard, or a piece of one."""
 CopyMessage = ShardCopy | RowCopy | EmptyCopy
-"""All that a shard is, or a piece of that."""
+"""A whole shard, or a piece of one."""
 Replicated = ChangeMessage | CopyMessage | Tenure | TenureTaken | ServerReady | ShardLost
 Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Keyed | Replicated
 AnyMessage = Message | Hello
 
 
 ModelCarrier = Model | ModelFragment | Masked | RelaySum | Offer | Answer | Parcel | Invite | Contribution | Final
-"""Messages with vectors like the model, or words for it, and the round that they are of."""
+"""Messages with model vectors, or masked words of one, and the number of their round or exchange."""
 
 __all__ = [
     "CHECK_WORDS",

@@ -27,7 +27,7 @@ from fedgossip.core.model_fingerprint import Likeness
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
-"""A number of rounds or of exchanges, >= 0; -1: none."""
+"""Number of a round or an exchange, >= 0; -1: none."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=128)]
 Code = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -35,17 +35,18 @@ Code = Annotated[str, msgspec.Meta(max_length=1024)]
 Numbers = Annotated[tuple[float, ...], msgspec.Meta(max_length=16)]
 
 FRAME_OF_A_SUM_MAX = 60 * 1024
-"""Maximum bytes of a signed frame of a secure sum: keys of up to 200 neighbours."""
+"""Maximum bytes of a signed frame of a secure sum: enough for the keys of 200 neighbours."""
 Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
 
 Part = tuple[str, int]
-"""An array of a message: the name of its type, and its elements, at least one."""
+"""An array of a message: the name of its type, and its number of elements, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected shape of a model: `count` vectors of `length` elements of `dtype`; `words`: of a masked vector, or
-    0.
+    """The expected shape of a model: `count` vectors of `length` elements of `dtype`.
+
+    `words`: length of a masked vector, or 0.
     """
 
     schema: str
@@ -87,7 +88,7 @@ class Carrier:
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
-        """Return the arrays to allocate for a header with these fields; () for invalid fields."""
+        """Return the arrays to allocate for a header with these fields; () if they are invalid."""
         return expected.parts
 
 
@@ -102,7 +103,7 @@ class Note:
 
 
 DECLARED: list[type[Carrier] | type[Note]] = []
-"""Every message that may cross the network."""
+"""All messages that may cross the network."""
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -118,9 +119,9 @@ def declared(kind: Kind) -> Kind:
 class Hello(Note):
     """The first message on a link: peers of two experiments, or layouts, must not mix.
 
-    `experiment`: hash of the resolved one; `schema`: of the layout; `version`: fedgossip's; `incarnation`: starts of
-    the sender; `process`: drawn, distinguishes two with one identity (0: not given); `processor`: hash of its name
-    where it affects bits, else 0; `code`, `frozen` and `probe`: of `Likeness`.
+    `experiment`: hash of the resolved experiment; `schema`: of the layout; `version`: fedgossip's; `incarnation`:
+    number of starts of the sender; `process`: random, distinguishes two processes with one identity (0: not given);
+    `processor`: hash of its name if it affects bits, else 0; `code`, `frozen` and `probe`: of `Likeness`.
     """
 
     schema: str

@@ -24,10 +24,10 @@ from fedgossip.core.messages.base import (
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Invite(Carrier):
-    """Take part in `round`: train from these vectors, the model first.
+    """Request to take part in `round`: train from these vectors, the model first.
 
-    `counted`: the last round in which the receiver's contribution counted; it discards later state.  `session`: number
-    and signed invitation of the secure sum for the reply, else a `Contribution`.
+    `counted`: the last round that counted the receiver's contribution; it discards later state.  `session`: number and
+    signed invitation of the secure sum for the reply; without one the reply is a `Contribution`.
     """
 
     round: Count
@@ -41,8 +41,9 @@ class Invite(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution(Carrier):
-    """A client's result: vectors, number of `examples`, local `steps`, mean `loss` or None; `measured`: the received
-    model's score on `tested` held-out examples.
+    """A client's result: vectors, number of `examples`, local `steps`, mean `loss` or None.
+
+    `measured`: the received model's score on `tested` held-out examples.
     """
 
     round: Count
@@ -135,7 +136,7 @@ REFUSALS = (
 @declared
 @dataclass(frozen=True, slots=True)
 class Refusal(Note):
-    """The sender takes no part in `round`, or leaves it; `reason` is one of REFUSALS, checked by the links."""
+    """The sender declines `round`, or leaves it; `reason` is one of REFUSALS, checked by the links."""
 
     round: Count
     session: CountOrNone

@@ -25,11 +25,11 @@ from fedgossip.core.messages.base import (
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Model(Carrier):
-    """A peer's input to the mix of `round`: one vector, or several for algorithms with more than one.
+    """A peer's input to the mix of `round`: one vector, or several for algorithms that mix more than one.
 
-    The account of this edge: `used` is the last round in which the sender mixed a model of the receiver, `missing` the
-    round mixed without one, until the receiver reports whether it mixed the sender's.  `view` names the sender's graph:
-    an edge counts where both ends use the same.
+    The account of this edge: `used` is the last round for which the sender mixed a model of the receiver, `missing` the
+    round mixed without one, until the receiver reports whether it mixed the sender's.  `view` identifies the sender's
+    graph: an edge counts if both ends use the same.
     """
 
     round: Count
@@ -43,8 +43,9 @@ class Model(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedModel(Carrier):
-    """The coded change of a peer's vector from version `base` to `round`, `length` bytes; else as `Model`.  A version
-    is its round; -1: zeros.
+    """The coded change of a peer's vector from version `base` to `round`, `length` bytes; else as `Model`.
+
+    A version is its round; -1: zeros.
     """
 
     round: Count
@@ -84,8 +85,7 @@ class ModelFragment(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class RelaySum(Carrier):
-    """The sum of `count` models: the sender's of `round`, and earlier ones received from peers other than the
-    receiver."""
+    """The sum of `count` models: the sender's of `round`, and earlier ones of peers other than the receiver."""
 
     round: Count
     schema: str
@@ -96,7 +96,7 @@ class RelaySum(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Leaving(Note):
-    """The sender starts no further round after `round` rounds; account as in `Model`.  `done`: it has the receiver's
+    """The sender starts no round after `round` rounds; account as in `Model`.  `done`: it has received the receiver's
     `Leaving` and needs nothing more.
     """
 
@@ -109,7 +109,7 @@ class Leaving(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Account(Note):
-    """The account of an edge without a model.  `asks`: the sender requests the receiver's model of `round` again."""
+    """The account of an edge without a model.  `asks`: request the receiver's model of `round` again."""
 
     round: Count
     used: CountOrNone = -1
@@ -118,7 +118,8 @@ class Account(Note):
 
 
 CHECK_WORDS = 4
-"""Words of a masked vector after the model's, a one of each sender: the sum counts senders."""
+"""Number of words of a masked vector after the model's.  Each sender puts a one there, so that the sum counts senders.
+"""
 
 
 @declared
@@ -126,7 +127,7 @@ CHECK_WORDS = 4
 class Masked(Carrier):
     """The sender's term of the receiver's sum in `round`, under masks that cancel only in the sum.
 
-    One vector [d + CHECK_WORDS], uint32 whatever its annotation: integers modulo 2^32.
+    One vector [d + CHECK_WORDS], uint32 despite its annotation: integers modulo 2^32.
     """
 
     round: Count
@@ -155,7 +156,7 @@ class RunKey:
 @declared
 @dataclass(frozen=True, slots=True)
 class RunKeys(Note):
-    """Keys for the masks of the run: the sender's own, and those of its neighbours, its other senders."""
+    """Keys for the masks of the run: the sender's, and those of its neighbours, which also send to it."""
 
     keys: Annotated[tuple[RunKey, ...], msgspec.Meta(max_length=KEYS_MAX)]
 
@@ -163,7 +164,7 @@ class RunKeys(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer(Carrier):
-    """The sender's vectors, to be averaged with the receiver's; `number` counts the sender's offers to it."""
+    """The sender's vectors, to be averaged with the receiver's; `number` counts offers from this sender to it."""
 
     number: Count
     round: Count
@@ -185,7 +186,7 @@ class Answer(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Decline(Note):
-    """The offer had and will have no effect: the receiver was busy, or has not received it."""
+    """The offer had no effect and will have none: the receiver was busy, or has not received it."""
 
     number: Count
     round: Count

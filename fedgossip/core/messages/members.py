@@ -1,6 +1,6 @@
 """Messages about membership: the roster, pings, admission by an invite, and the transfer of a model to a new member.
 
-**Admission.**  The holder sends queries, the organiser replies; one reply per query.
+**Admission.**  The holder of the invite sends queries, the organiser replies; one reply per query.
 
     InviteProof  identity and proof of the secret  -->  Proposal: the planned experiment, for review by a person
     FileQuery    request of a piece of test data   -->  FilePart: a piece of the common test set
@@ -8,7 +8,7 @@
                                                         Beginning: the run begins, or has begun
     any of them                                    -->  TurnedAway, with the reason
 
-Every query contains the proof, so the organiser keeps no state of a holder before it is admitted.
+Every query contains the proof, so the organiser stores no state of a holder before its admission.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgossip.core.messages.base import Carrier, Count, CountOrNone, Expected, 
 class Entry:
     """A member's signed description of itself; the highest incarnation is valid.
 
-    It takes part in rounds `since` to before `until`; -1: not yet, and no end.  `key`, `verify`: public keys of links
+    It takes part in rounds `since` to before `until`; -1: not begun, and no end.  `key`, `verify`: public keys of links
     and signatures (hex); `admission`: the organiser's signature for a later member.
     """
 
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """`by` got no reply from `node`, neither directly nor through others."""
+    """`by` received no reply from `node`, neither directly nor through others."""
 
     node: Count
     incarnation: Count
@@ -53,8 +53,9 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmDead:
-    """A verdict of `by`: no message from `node` since the suspicion; out from round `until` on when enough agree
-    (`protocols.members.roster`).
+    """A verdict of `by`: no message from `node` since the suspicion.
+
+    `node` is excluded from round `until` on when enough members agree (`protocols.members.roster`).
     """
 
     node: Count
@@ -80,13 +81,13 @@ NEWS_MAX = 32
 """Maximum number of updates in one message."""
 
 MEMBERS_MAX = 2000
-"""Maximum number of members in a roster; a `Compare` of all of them is one header."""
+"""Maximum number of members in a roster; a `Compare` of all of them fits one header."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class Ping(Note):
-    """Probe.  The sender completed `round` rounds, -1: it does not take part; `digest` is of its roster."""
+    """Probe.  The sender has completed `round` rounds, -1: it does not take part; `digest` is of its roster."""
 
     number: Count
     round: CountOrNone
@@ -106,7 +107,7 @@ class Pong(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class PingReq(Note):
-    """Request to ping `node`, which does not reply to the sender.  Answered by an `IndirectAck`, or not at all."""
+    """Request to ping `node`, which does not reply to the sender.  Answered by an `IndirectAck`, or not answered."""
 
     number: Count
     node: Count
@@ -193,20 +194,20 @@ class ModelChunk(Carrier):
 
 
 INVITED_MAX = 128
-"""Members that can begin together by an invite; a Beginning of all of them is one header."""
+"""Maximum number of members that begin together by an invite; a Beginning of all of them fits one header."""
 
 PROPOSAL_LETTERS, GRAPH_LETTERS = 16_000, 32_000
-"""Letters of an experiment, and of the file of a graph, sent to invited members."""
+"""Maximum number of letters of an experiment, and of a graph's file, sent to invited members."""
 
 FILE_PART = 32 * 1024
-"""Bytes of a file in one piece."""
+"""Number of bytes in a piece of a file."""
 
 Proof = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """The sender of a query: the invite's name, its signature key, and the proof of the invite's secret."""
+    """The sender of a query: the invite's name, the sender's signature key, and the proof of the invite's secret."""
 
     mark: Word
     verify: Word
@@ -216,7 +217,7 @@ class Invited:
 @declared
 @dataclass(frozen=True, slots=True)
 class InviteProof(Note):
-    """Request for admission.  `version` is that of fedgossip."""
+    """Request for admission.  `version` is the sender's fedgossip version."""
 
     who: Invited
     version: Word
@@ -253,7 +254,7 @@ class FileQuery(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class FilePart(Note):
-    """FILE_PART bytes from `start` on, or the rest."""
+    """FILE_PART bytes from `start` on, or the remaining ones."""
 
     start: Count
     data: Annotated[bytes, msgspec.Meta(max_length=FILE_PART)]
@@ -278,7 +279,7 @@ class Enrol(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Gathering(Note):
-    """The receiver is member `node`.  `here` of `wanted` members are present; the invite expires after `seconds`."""
+    """The receiver is member `node`.  `here` of `wanted` members are present; the invite expires in `seconds`."""
 
     node: Count
     here: Annotated[tuple[Count, ...], msgspec.Meta(max_length=INVITED_MAX)]
@@ -289,9 +290,10 @@ class Gathering(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Beginning(Note):
-    """The receiver is member `node`, and the run begins with these; `organiser`: the key that signed the admissions.
+    """The run begins with these members, and the receiver is member `node`; `organiser`: the key that signed the
+    admissions.
 
-    Founding members have `since` 0, later ones -1 and fetch the model.  A `signature` is the member's own, as in
+    Founding members have `since` 0; later ones have -1 and fetch the model.  `signature` is the member's, as in
     `Enrol`.
     """
 

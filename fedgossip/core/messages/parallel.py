@@ -12,7 +12,7 @@ from fedgossip.core.messages.base import Carrier, Count, Expected, Note, Numbers
 from fedgossip.core.messages.members import MODEL_CHUNK
 
 TAIL = 2
-"""Elements after a gradient: its loss, and a one that sums the weights."""
+"""Number of elements after a gradient: its loss, and a one that sums the weights."""
 WORKERS_MAX = 64
 """Maximum number of workers in a full mesh."""
 
@@ -27,7 +27,7 @@ Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class OfStep:
-    """About the step-th chunk of a bucket, from its sender to its receiver."""
+    """A message about the step-th chunk of a bucket, from its sender to its receiver."""
 
     __slots__ = ()
     epoch: int
@@ -42,8 +42,9 @@ class OfStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkHead(OfStep, Carrier):
-    """A chunk of `round`, elements `start` to `start + length`; `weight`: of a term to add exactly; 0: a finished
-    sum.
+    """A chunk of `round`, elements `start` to `start + length`.
+
+    `weight`: that of a term, to be added exactly; 0: the chunk is a finished sum.
     """
 
     epoch: Count
@@ -72,8 +73,8 @@ class ReduceChunk(ChunkHead):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedChunk(ChunkHead):
-    """An encoded gradient, `length` bytes, of the worker with the part at `start`; `weight` of the decoded one, as in
-    ChunkHead.
+    """An encoded gradient, `length` bytes, of the worker whose part begins at `start`; `weight` of the decoded
+    gradient, as in ChunkHead.
     """
 
     @classmethod
@@ -97,7 +98,7 @@ class ChunkTaken(OfStep, Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ChunksAsked(Note):
-    """Query whether the named chunks, sent before, arrived.  Answered by `ChunksHere` of this number."""
+    """Query whether the given chunks, sent before, arrived.  Answered by `ChunksHere` with this number."""
 
     number: Count
     names: ChunkNames
@@ -115,7 +116,7 @@ class ChunksHere(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupReport(Note):
-    """The sender stopped its round because a worker is missing or returned.
+    """The sender stopped its round because a worker is missing or has returned.
 
     It completed `rounds` rounds, and its model has this digest.
     """
@@ -128,9 +129,9 @@ class GroupReport(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupView(Note):
-    """From now on these are the workers, with `rounds` completed; `behind`: workers that fetch the state of `donor`.
+    """These are the workers from now on, with `rounds` completed; `behind`: workers that fetch the state of `donor`.
 
-    `agreed`: the last confirmed group, more than half of which continues.
+    `agreed`: the last confirmed group; more than half of it must continue.
     """
 
     epoch: Count
@@ -144,7 +145,7 @@ class GroupView(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class WorkerReturn(Note):
-    """The sender returned after the others continued without it, and asks to take part from the next round on."""
+    """The sender returned after the others continued without it, and requests to take part from the next round on."""
 
     rounds: Count
 
@@ -159,13 +160,13 @@ class WorkerRefused(Note):
 
 
 STATE_VECTORS_MAX = 4
-"""Maximum number of vectors in the state of a descent; a model and its two moments are three."""
+"""Maximum number of vectors in an optimiser's state; a model and its two moments are three."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class StateQuery(Note):
-    """Request the state after `rounds` rounds, from element `start` on; answered by a `StatePiece`, or not at all."""
+    """Request the state after `rounds` rounds, from element `start` on; answered by a `StatePiece`, or not answered."""
 
     rounds: Count
     start: Count
@@ -174,9 +175,10 @@ class StateQuery(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePiece(Carrier):
-    """Elements of a descent's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or the rest.
+    """Elements of an optimiser's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or the remaining
+    ones.
 
-    The state's vectors are concatenated, `length` elements of this digest; `numbers`: its scalars.
+    The state's vectors are concatenated, `length` elements with this digest; `numbers`: its scalars.
     """
 
     rounds: Count

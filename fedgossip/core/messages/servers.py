@@ -1,7 +1,7 @@
 """Messages between workers and parameter servers: gradients to the servers, and the model, or rows of a table, back.
 
-**A model.**  A shard is sent in pieces, each repeated until acknowledged.  `epoch`: the tenure (owners of the shards)
-that the sender uses; `clock`: the worker's own count of rounds.
+**A model.**  A shard is sent in pieces, each repeated until acknowledged.  `epoch`: the tenure (assignment of shards to
+owners) that the sender uses; `clock`: the worker's count of rounds.
 
 **A table.**  A list of keys is sent once and then referenced by its digest (`keyed_rows.digest_of`); a server without
 it requests it again.  Rows are sent in pieces of elements, row after row, each piece repeated until acknowledged.
@@ -24,7 +24,7 @@ SHARDS_MAX = 4096
 """Maximum number of shards; a model has fewer than servers x points of them."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes of a piece except the last: pieces lost with a link are sent again, and four are in flight."""
+"""Bytes of each piece but the last: pieces lost with a link are sent again, and four are in flight."""
 
 ShardNumber = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
 PushWeight = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
@@ -34,7 +34,7 @@ PieceName = tuple[int, int, int, int]
 
 
 class OfClock:
-    """A part of a shard, repeated until acknowledged: for a clock, from `start` on."""
+    """A part of a shard for a clock, from `start` on; repeated until acknowledged."""
 
     __slots__ = ()
     epoch: int
@@ -91,10 +91,9 @@ class CodedPiece(Carrier):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PushHead:
-    """A gradient of a worker's `clock` at the last received model, with all pushes below clock `version`, in `steps`
-    steps.
+    """A worker's gradient of its `clock`, at the last received model.
 
-    `weight`: examples in its mean.
+    That model contains all pushes below clock `version`, in `steps` steps.  `weight`: number of examples in the mean.
     """
 
     epoch: Count
@@ -107,10 +106,10 @@ class PushHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledHead:
-    """A shard for the worker's `clock`, perhaps later than requested, with all pushes below clock `version`, in `steps`
-    steps.
+    """A shard for the worker's `clock`, possibly later than requested, with all pushes below clock `version`, in
+    `steps` steps.
 
-    `missed`: those between the worker's last pull and push.
+    `missed`: number of steps between the worker's last pull and push.
     """
 
     epoch: Count
@@ -146,7 +145,7 @@ class CodedPush(PushHead, OfClock, CodedPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class ShardPull(Note):
-    """Request of the shard for `clock`; the sender pushes from clock `first` on, equal where it starts anew."""
+    """Request of the shard for `clock`; the sender pushes from clock `first` on.  They are equal at a restart."""
 
     epoch: Count
     shard: ShardNumber
@@ -207,7 +206,7 @@ ARRAYS_MAX = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeHead:
-    """A shard's `number`-th change: a step of `rate`, which closes `clock` of `workers`; () for all."""
+    """A shard's `number`-th change: a step of `rate` that closes `clock` of `workers`; () for all."""
 
     epoch: Count
     shard: ShardNumber
@@ -220,7 +219,7 @@ class ChangeHead:
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyHead:
     """A shard's state after its `number`-th change, without arrays; `clocks` ascending by worker, `counts`: the
-    descent's scalars.
+    optimiser's scalars.
     """
 
     epoch: Count
@@ -284,10 +283,10 @@ class EmptyCopy(CopyHead, Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Tenure(Note):
-    """From now on these servers share the shards; `joining` servers receive copies and own none yet.
+    """These servers share the shards from now on; `joining` servers receive copies and own none so far.
 
-    `anew`: all start from their checkpoints.  `whole`: all have reported their copies, and the manager has that on its
-    disk; owners answer from then on.
+    `anew`: all start from their checkpoints.  `whole`: all have reported their copies, and the manager has stored that;
+    owners answer from then on.
     """
 
     epoch: Count
@@ -308,7 +307,7 @@ class TenureTaken(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ServerReady(Note):
-    """The sender has a copy of every shard assigned to it; `whole`: and a tenure that says so of all."""
+    """The sender has a copy of every shard assigned to it; `whole`: it also has the tenure with `whole` set."""
 
     epoch: Count
     whole: bool = False
@@ -328,7 +327,7 @@ LIST_KEYS_MAX = 1 << 18
 
 
 class RowPiece(Carrier):
-    """Elements `start` to `start + length` of the rows of a list of keys; the receiver knows the total."""
+    """Elements `start` to `start + length` of the rows of a list of keys; the receiver has the total."""
 
     __slots__ = ()
     start: int
@@ -473,7 +472,7 @@ class RowStep(ChangeHead, OfChange, KeyedPiece):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCopy(CopyHead, OfChange, KeyedPiece):
-    """A piece of all touched rows of a shard: the model's, the descent's state, and further arrays."""
+    """A piece of all touched rows of a shard: the model's, the optimiser's state, and further arrays."""
 
     of: RowCount
     start: Count
