@@ -1,6 +1,6 @@
 """The mathematics of one round, without network: for one peer's vectors [d] and for all peers' arrays [n, d].
 
-It imports `base` and the task protocol of `core`.  A method is one file that reads like its paper; `gossip.names`,
+It imports `base` and the task protocol of `core`.  Each method is one file that follows its paper; `gossip.names`,
 `federated.names`, `descent.methods`, `collectives.names` and `codecs.names` list them, docs/design.md has the recipes.
 
 The machine of a peer calls `gossip.dsgd` with its vectors [d], `simulation.stacked` with all nodes' [n, d], and the

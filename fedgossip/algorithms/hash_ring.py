@@ -1,11 +1,11 @@
 """Consistent hashing of a model's elements onto servers.
 
     the circle    the elements 0 .. d - 1 of the model, one after the other
-    a point       server s has `points` of them, each at sha256("s/v"): the same on every machine and in every run
+    a point       server s has `points` points, each at sha256("s/v"): the same on every machine and in every run
     the owner     of an element: the server of the first point at or after it; its copies: the next other servers
 
 A shard is all elements with the same owner and copies, ascending.  It moves as a whole to the first present server of
-its `preference`.  An added server takes elements from all alike, and no other element moves.
+its `preference`.  An added server takes elements evenly from all, and no other element moves.
 
 Source: Karger, Lehman, Leighton, Panigrahy, Levine and Lewin, Consistent hashing and random trees, STOC 1997; ranges
 with copies at the next servers: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed
@@ -26,7 +26,7 @@ from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.task import Segment
 
 CIRCLE = 2**64
-"""Places on the circle, of which a hash gives one."""
+"""Number of positions on the circle; a hash selects one."""
 
 Range = tuple[int, int]
 """Elements from the first number to before the second."""
@@ -34,7 +34,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shard:
-    """Elements that stay together.  `preference`: all servers in the order in which they would own it."""
+    """Elements with one owner.  `preference`: all servers, in the order of their claim to own it."""
 
     number: int
     ranges: tuple[Range, ...]
@@ -42,15 +42,15 @@ class Shard:
 
     @property
     def length(self) -> int:
-        """Its elements."""
+        """Number of its elements."""
         return sum(stop - start for start, stop in self.ranges)
 
     def holders(self, alive: Collection[int], copies: int) -> tuple[int, ...]:
-        """Return who has it: the owner first, then those that keep copies; fewer where fewer are there."""
+        """Return the servers that hold it: the owner first, then those with copies; fewer if fewer are alive."""
         return tuple(server for server in self.preference if server in alive)[:copies]
 
     def keepers(self, alive: Collection[int], joining: Collection[int], copies: int) -> tuple[int, ...]:
-        """Return who has it or is to have it: its holders, and those that are joining and will be among them."""
+        """Return the servers that hold it now or soon: its holders, and joining servers that will be holders."""
         soon = self.holders({*alive, *joining}, copies)
         return (*self.holders(alive, copies), *(one for one in soon if one in joining))
 
@@ -72,7 +72,7 @@ class Shard:
 
     @property
     def words(self) -> str:
-        """Its elements, as people read them."""
+        """Its elements, as a text."""
         some = ", ".join(f"{start} to {stop - 1}" for start, stop in self.ranges[:3])
         return some + (f" and {len(self.ranges) - 3} ranges more" if len(self.ranges) > 3 else "")
 
@@ -85,24 +85,24 @@ class RangeIndex:
     numbers: npt.NDArray[np.int64]
 
     def shards_of(self, elements: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return the shard of each of these elements, [k]; they are not beyond the last."""
+        """Return the shard of each of these elements, [k]; none may be beyond the last."""
         return self.numbers[np.searchsorted(self.starts, elements, side="right") - 1]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The shards of a model of `length` elements, ascending by their first element; `copies` of each are wished."""
+    """The shards of a model of `length` elements, ascending by their first element; `copies`: wanted copies of each."""
 
     length: int
     copies: int
     shards: tuple[Shard, ...]
 
     def owned(self, server: int, alive: Collection[int]) -> list[Shard]:
-        """Return the shards that a server owns while these are there."""
+        """Return the shards that a server owns while these are alive."""
         return [shard for shard in self.shards if shard.holders(alive, 1) == (server,)]
 
     def held(self, server: int, alive: Collection[int]) -> list[Shard]:
-        """Return the shards that it owns or keeps a copy of."""
+        """Return the shards that a server owns or copies while these are alive."""
         return [shard for shard in self.shards if server in shard.holders(alive, self.copies)]
 
     def index(self) -> RangeIndex:
@@ -112,16 +112,16 @@ class Placement:
         return RangeIndex(np.array(starts), np.array(numbers))
 
     def shares(self, servers: Sequence[int]) -> list[int]:
-        """Return how many elements each of these owns while all of them are there."""
+        """Return the number of elements that each server owns while all of them are alive."""
         return [sum(shard.length for shard in self.owned(server, servers)) for server in servers]
 
 
 def placed(
     length: int, servers: Sequence[int], points: int, copies: int, segments: Sequence[Segment] = ()
 ) -> Placement:
-    """Return where a model's elements lie on `servers`, by their places in this list.
+    """Return the placement of a model's elements on `servers`, by their indices in this list.
 
-    Each has `points` on the circle.  With `segments` a tensor lies undivided at its first element's server.
+    Each has `points` on the circle.  With `segments` a tensor stays whole, at its first element's server.
     """
     assert length > 0 and servers and points > 0 and 0 < copies <= len(servers)
     walk = _walks(len(servers), points)
@@ -144,7 +144,7 @@ def placed(
 
 
 def owners(length: int, servers: int, points: int) -> np.ndarray:
-    """Return the owner of each element, [length], where so many servers are there; for tests and for forecasts."""
+    """Return the owner of each element, [length], for `servers` servers; for tests and forecasts."""
     found = np.empty(length, np.int64)
     for shard in placed(length, range(servers), points, 1).shards:
         for start, stop in shard.ranges:
@@ -154,18 +154,18 @@ def owners(length: int, servers: int, points: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Walks:
-    """The points of the circle in their order: their positions, and their servers."""
+    """The points of the circle in order: their positions, and their servers."""
 
     places: tuple[int, ...]
     servers: tuple[int, ...]
     count: int
 
     def first(self, element: int, length: int) -> int:
-        """The first point at or after an element."""
+        """Return the first point at or after an element."""
         return bisect_left(self.places, element * CIRCLE // length) % len(self.places)
 
     def arcs(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, point) of all elements, ascending; points without any are left out."""
+        """Yield (start, stop, point) of all elements, ascending; points without elements are omitted."""
         start = 0
         for point, place in enumerate(self.places):
             stop = min(length, place * length // CIRCLE + 1)
@@ -176,7 +176,7 @@ class _Walks:
             yield start, length, 0
 
     def preference(self, point: int) -> tuple[int, ...]:
-        """All servers in the order in which they are met from a point on."""
+        """Return all servers in the order of their points from `point` on."""
         met: dict[int, None] = {}
         for step in range(len(self.servers)):
             met.setdefault(self.servers[(point + step) % len(self.servers)])

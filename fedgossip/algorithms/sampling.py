@@ -1,27 +1,27 @@
 """The participants of a round: a function of (seed, round) and of the present clients.
 
-Every round orders all clients anew and invites the first present ones: a missing client changes only its own place, and
-a restarted coordinator draws the same cohort.
+Every round draws a new order of all clients and invites the first present ones: a missing client does not affect the
+others' order, and a restarted coordinator draws the same cohort.
 
-    uniform     every cohort of the wanted size is as likely
+    uniform     every cohort of the wanted size is equally likely
     by size     a client is first with a probability proportional to its examples (Efraimidis and Spirakis, Weighted
                 random sampling with a reservoir, Information Processing Letters 97, 2006): keys u^(1/size), descending
-    Poisson     each client alone, with probability q: the cohort's size varies, and may be 0.  What accountants of
-                differential privacy assume (Mironov, Talwar and Zhang, 2019)
+    Poisson     each client independently, with probability q: the cohort's size varies, and may be 0.  Accountants of
+                differential privacy assume it (Mironov, Talwar and Zhang, 2019)
 
-By the losses that clients reported last, which the coordinator therefore sees:
+By the clients' last reported losses, which the coordinator therefore sees:
 
     power of choice  of d candidates, drawn uniformly, those with the greatest losses (Cho, Wang and Joshi, Client
-                     selection in federated learning, 2020, rpow-d: with losses as they were last); without one first
-    Oort             a share of clients not seen yet, and others by examples x loss, more after a long absence, less the
-                     longer they took (Lai, Zhu, Madhyastha and Chowdhury, Oort, OSDI 2021, algorithm 1); from a
-                     client's mean loss, where the paper has the root mean square over its examples
+                     selection in federated learning, 2020, rpow-d: the last known losses); clients without one first
+    Oort             a share of unseen clients, and others by examples x loss, more after a long absence,
+                     less after long durations (Lai, Zhu, Madhyastha and Chowdhury, Oort, OSDI 2021, algorithm 1);
+                     by mean losses; the paper uses the root mean square over a client's examples
 
-Of more than PERMUTED_MOST clients an order is drawn as far as it is read: by draws with replacement without
-repetitions, after n / 16 of them the others in an order of their own.
+For more than PERMUTED_MOST clients the order is drawn lazily: by draws with replacement that skip repetitions; after n
+/ 16 of them the remaining clients are permuted.
 
-Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019): 1.3 times as many are invited, and
-the round ends with the first that answer.
+Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019): 1.3 times the wanted number are
+invited, and the round ends with the first answers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
 
 PERMUTED_MOST = 10_000
-"""Maximum number of clients that are ordered at once."""
+"""Maximum number of clients that are permuted at once."""
 
 DRAWN_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """`invited`, ascending; the round has all it wants with the first `wanted` answers."""
+    """`invited`, ascending; the round ends with the first `wanted` answers."""
 
     invited: tuple[NodeId, ...]
     wanted: int
@@ -57,7 +57,7 @@ class Sampling(Protocol):
     """Rules for drawing cohorts."""
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
-        """The cohort of `round` of those that are `here`."""
+        """Return the cohort of `round` from the clients `here`."""
 
 
 class ReportedLoss(NamedTuple):
@@ -67,21 +67,21 @@ class ReportedLoss(NamedTuple):
     examples: int
     round: int
     seconds: float
-    """From the beginning of the round to its arrival."""
+    """From the beginning of the round to the arrival."""
 
 
 @runtime_checkable
 class SamplingByLosses(Protocol):
-    """Rules for drawing cohorts by what clients reported; `draw` is that of a first round."""
+    """Rules for drawing cohorts by the clients' reports; `draw` is for the first round."""
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw: ...
     def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
-        """The cohort of `round` of those that are `here`; `seen`: of clients that reported a loss."""
+        """Return the cohort of `round` from the clients `here`; `seen`: of clients that reported a loss."""
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """`count` of the clients, or all that are there; `over` times as many are invited, 1 or more."""
+    """`count` of the clients, or all present ones; `over` times that number are invited, 1 or more."""
 
     seed: int
     clients: Sequence[NodeId]
@@ -103,7 +103,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class BySize:
-    """The same, larger clients more often; `sizes` are numbers of examples, above 0."""
+    """As Uniform, with larger clients more often; `sizes` are numbers of examples, above 0."""
 
     seed: int
     sizes: Mapping[NodeId, int]
@@ -137,7 +137,7 @@ class BySize:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each of the clients with probability `rate`; all that are invited are wanted."""
+    """Each of the clients with probability `rate`; all invited ones are wanted."""
 
     seed: int
     clients: Sequence[NodeId]
@@ -156,7 +156,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class PowerOfChoice:
-    """The clients of the greatest losses among `candidates`, at least as many as are invited."""
+    """The clients with the greatest losses of `candidates`, at least the number of invited ones."""
 
     uniform: Uniform
     candidates: int
@@ -172,17 +172,17 @@ class PowerOfChoice:
 
 
 FIRST_SHARE, LEAST_SHARE, SHARE_DECAY = 0.9, 0.2, 0.98
-"""Share of clients not seen yet in Oort's first cohort, the least later on, and its factor a round (the paper's)."""
+"""Share of unseen clients in Oort's first cohort, its minimum later on, and its factor per round (the paper's)."""
 
 CUTOFF, QUICK, SLOWNESS = 0.95, 0.5, 2.0
-"""Oort invites above this share of the last counting utility; times above the quantile QUICK lessen it by (quantile /
-time)^SLOWNESS.
+"""Oort invites clients above this share of the last invited utility; durations above the quantile QUICK reduce it by
+(quantile / time)^SLOWNESS.
 """
 
 
 @dataclass(frozen=True)
 class Oort:
-    """Clients with much to learn from, and some that were not seen yet."""
+    """Clients with high utility, and a share of unseen ones."""
 
     uniform: Uniform
 
@@ -239,7 +239,7 @@ def _read_order(n: int, some: Callable[[], np.ndarray], others: Callable[[np.nda
 
 
 def _first(order: Iterable[NodeId], here: Collection[NodeId], count: int, over: float) -> Draw:
-    """The first present ones, ceil(count * over) of them; the cost follows the cohort."""
+    """Return the first present ones, ceil(count * over) of them; the cost depends on the cohort."""
     several = _several(count, over)
     present = _present(here)
     invited = list(islice((node for node in order if node in present), several))
@@ -251,7 +251,7 @@ def _several(count: int, over: float) -> int:
 
 
 def participating(clients: int, participation: float) -> int:
-    """Return how many a share of `clients` is: at least one."""
+    """Return the number of clients in a share of `clients`: at least one."""
     return max(1, round(clients * participation))
 
 
@@ -264,7 +264,9 @@ def sampling_named(
     candidates: int,
     sizes: Sequence[int] | None,
 ) -> Sampling:
-    """Return the rule of that name; `candidates` of power-of-choice.  Raises ConfigError for sizes that are None."""
+    """Return the rule of that name; `candidates` for power-of-choice.  Raises ConfigError if `sizes` is None but
+    needed.
+    """
     if name == "poisson":
         return Poisson(seed, clients, cohort / len(clients))
     if name == "size":

@@ -1,7 +1,7 @@
 """Interface of a codec: it encodes a vector [d] in fewer bytes, and its receiver decodes it.
 
 A payload is one array of bytes, little-endian, indices and scales included, of a length that follows from (d, type,
-tensors, round).  A codec has no memory; `senders` keep what was left out.
+tensors, round).  A codec has no memory; `senders` store the omitted part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.task import Segment, one_segment
 
 Payload = npt.NDArray[Any]
-"""Of uint8, [bytes]."""
+"""Bytes: uint8, [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class VectorLayout:
 
     @classmethod
     def of(cls, vector: Vector, segments: Sequence[Segment] = ()) -> VectorLayout:
-        """The layout of a vector [d]; without segments it is one tensor."""
+        """Return the layout of a vector [d]; without segments it is one tensor."""
         return cls.of_length(vector.size, vector.dtype, segments)
 
     @classmethod
     def of_length(cls, length: int, dtype: np.dtype[np.floating], segments: Sequence[Segment] = ()) -> VectorLayout:
-        """The layout of vectors of so many elements."""
+        """Return the layout of vectors of `length` elements."""
         return cls(length, dtype, tuple(segments) or one_segment(length))
 
     @property
@@ -47,7 +47,7 @@ class VectorLayout:
 
     @property
     def stretches(self) -> list[slice]:
-        """The tensors' elements, without those that have none."""
+        """Return the elements of each non-empty tensor."""
         return [slice(one.start, one.stop) for one in self.segments if one.start < one.stop]
 
 
@@ -59,16 +59,16 @@ class CodecTurn:
     node: int
     round: int
     part: int = 0
-    """Index among several vectors of the same node and round, from 1 on; 0: a single one."""
+    """Index of a vector, from 1 on, if the node sends several in a round; 0: a single one."""
 
     @property
     def own(self) -> np.random.Generator:
-        """Random numbers of this node alone."""
+        """Return a random generator of this node."""
         return seeds.stream(self.seed, "codec", self.node, self.round, *self._part)
 
     @property
     def common(self) -> np.random.Generator:
-        """Random numbers that all draw alike in this round."""
+        """Return the random generator that all nodes share in this round."""
         return seeds.stream(self.seed, "codec of all", self.round, *self._part)
 
     @property
@@ -92,12 +92,12 @@ class Codec(ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether a sender adds what was left out to its next vector; of no use where the mean is right by itself."""
+        """Whether a sender adds the omitted part to its next vector; useless if decoding is unbiased."""
         return not self.unbiased
 
     @abstractmethod
     def contraction(self, layout: VectorLayout) -> float:
-        """Return c, 0 <= c <= 1: the decoded is off by (1 - c) ||v||² at most, in the mean; 0: no such bound."""
+        """Return c, 0 <= c <= 1: the expected squared error of decoding is at most (1 - c) ||v||²; 0: no such bound."""
 
     @abstractmethod
     def size(self, layout: VectorLayout, round: int) -> int:
@@ -105,13 +105,13 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
-        """Return the payload of a vector [d]; the same bits wherever and however often it is asked for."""
+        """Return the payload of a vector [d]; every call returns the same bits."""
 
     def decode(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
-        """Return the vector that a payload encodes, frozen, [d].
+        """Return the decoded vector of a payload, frozen, [d].
 
-        Raises ProtocolError for a payload of no vector of this layout: its length, a count, a level, an index, a number
-        that is not finite or too large to be added.
+        Raises ProtocolError for a payload that encodes no vector of this layout: its length, a count, a level, an
+        index, a number that is not finite or too large for a sum.
         """
         if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size != self.size(layout, turn.round):
             raise self.refused(layout, f"has {payload.size} bytes, not {self.size(layout, turn.round)}")
@@ -122,7 +122,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
-        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        """Return the decoded vector of a payload of the right length.  Raises ProtocolError as `decode`."""
 
     def refused(self, layout: VectorLayout, why: str) -> ProtocolError:
         """Return the error for a payload that no codec can produce."""
@@ -133,20 +133,20 @@ class Codec(ABC):
 class LinearCodec(Codec):
     """A codec with additive payloads: the sum of the payloads decodes to the sum of the vectors.
 
-    All senders encode alike in a round: the choice is a function of (seed, round).
+    All senders of a round select the same elements, by a function of (seed, round).
     """
 
     @abstractmethod
     def elements(self, length: int) -> int:
-        """Return the number of elements that are sent of a vector of `length`."""
+        """Return the number of sent elements of a vector of `length`."""
 
     @abstractmethod
     def reduced(self, vector: Vector, turn: CodecTurn) -> Vector:
-        """Return the elements that are sent, [elements], of the vector's type."""
+        """Return the sent elements, [elements], in the vector's type."""
 
     @abstractmethod
     def restored(self, reduced: Vector, length: int, turn: CodecTurn) -> Vector:
-        """Return the vector [length] that such elements stand for, or sums of them; frozen."""
+        """Return the vector [length] that such elements, or sums of them, encode; frozen."""
 
     def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
         return as_bytes(self.reduced(vector, turn))
@@ -165,6 +165,6 @@ def as_bytes(*arrays: npt.NDArray[Any]) -> Payload:
 
 
 def of_bytes(payload: Payload, kind: Any) -> npt.NDArray[Any]:
-    """Return the numbers of a type that stand in a payload; new memory, of this machine's order."""
+    """Return the numbers of type `kind` in a payload, copied, in this machine's byte order."""
     little = np.dtype(kind).newbyteorder("<")
     return np.frombuffer(payload.tobytes(), little).astype(np.dtype(kind))

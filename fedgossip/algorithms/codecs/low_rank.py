@@ -1,13 +1,13 @@
-"""Gradients of low rank: of each matrix the two factors travel, and both are summed (PowerSGD).
+"""Gradients of low rank: two factors of each matrix are sent and summed (PowerSGD).
 
     P = mean M_i Q          first all-reduce; M_i: a worker's gradient plus its error memory
-    P <- P, orthonormal     at every worker alike
+    P <- P, orthonormal     the same at every worker
     Q = mean M_i' P         second all-reduce
     mean M is P Q'; the next round begins with this Q, orthonormal ("warm start")
 
-Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019.  Tensors of one dimension are sent whole, as is a matrix
-whose factors are no smaller; one of more dimensions is a matrix of its first by all others.  Equal results need a fixed
-order: no BLAS.
+Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019.  Tensors of one dimension are sent whole, and so is a
+matrix if its factors are not smaller.  A tensor of more dimensions is a matrix of its first by all others.  Equal
+results on all workers require a fixed order of sums: no BLAS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RANK_MAX = 64
 
 
 def low_rank_of(name: str) -> int | None:
-    """Return the rank of "powersgd:RANK"; None of another name.  Raises ConfigError for no rank, or a wrong one."""
+    """Return the rank in "powersgd:RANK"; None for another name.  Raises ConfigError for a missing or invalid rank."""
     kind, _, given = name.partition(":")
     if kind != LOW_RANK:
         return None
@@ -51,7 +51,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class LowRank:
-    """The low-rank form of vectors of a layout."""
+    """The low-rank encoding of vectors of a layout."""
 
     rank: int
     layout: VectorLayout
@@ -59,7 +59,7 @@ class LowRank:
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The tensors of which factors are sent."""
+        """The tensors that are sent as factors."""
         found, first, second = list[Matrix](), 0, 0
         for one in self.layout.segments:
             size, rows = one.stop - one.start, int(one.shape[0]) if one.shape else 1
@@ -81,26 +81,26 @@ class LowRank:
 
     @cached_property
     def left_length(self) -> int:
-        """Elements of all P."""
+        """Number of elements of all P."""
         return self.rank * sum(one.rows for one in self.matrices)
 
     @cached_property
     def first_length(self) -> int:
-        """Elements that are summed first: all P, and what goes as it is."""
+        """Number of elements of the first sum: all P, and the uncoded ones."""
         return self.left_length + int(self.whole.sum())
 
     @cached_property
     def second_length(self) -> int:
-        """Elements that are summed second: all Q."""
+        """Number of elements of the second sum: all Q."""
         return self.rank * sum(one.columns for one in self.matrices)
 
     def start(self) -> Vector:
-        """Return the Q of before the first round, [second_length]; the same at all workers."""
+        """Return the initial Q, [second_length]; the same at all workers."""
         drawn = seeds.stream(self.seed, "low rank").standard_normal(self.second_length)
         return self.upright(drawn.astype(self.layout.dtype))
 
     def first(self, vector: Vector, right: Vector) -> Vector:
-        """Return what a worker brings to the first sum, [first_length], of a vector [d] and the last Q."""
+        """Return a worker's term of the first sum, [first_length], from its vector [d] and the last Q."""
         out = np.empty(self.first_length, self.layout.dtype)
         for one in self.matrices:
             matrix, factor = vector[one.place].reshape(one.rows, one.columns), self._factor(right[one.second])
@@ -109,12 +109,12 @@ class LowRank:
         return frozen(out)
 
     def left(self, first: Vector) -> Vector:
-        """Return all P of the first sum, orthonormal, [left_length]."""
+        """Return all P from the first sum, orthonormal, [left_length]."""
         parts = [_orthonormal(self._factor(first[one.first])).reshape(-1) for one in self.matrices]
         return frozen(np.concatenate(parts))
 
     def second(self, vector: Vector, left: Vector) -> Vector:
-        """Return what a worker brings to the second sum, [second_length]."""
+        """Return a worker's term of the second sum, [second_length]."""
         out = np.empty(self.second_length, self.layout.dtype)
         for one in self.matrices:
             matrix, factor = vector[one.place].reshape(one.rows, one.columns), self._factor(left[one.first])
@@ -124,7 +124,7 @@ class LowRank:
         return frozen(out)
 
     def restored(self, left: Vector, whole: Vector, second: Vector) -> Vector:
-        """Return the vector [d] that all P and Q, and the elements that went as they are, stand for; frozen."""
+        """Return the vector [d] from all P and Q and the uncoded elements; frozen."""
         out = np.empty(self.layout.length, self.layout.dtype)
         out[self.whole] = whole
         for one in self.matrices:
@@ -135,7 +135,7 @@ class LowRank:
         return frozen(out)
 
     def upright(self, second: Vector) -> Vector:
-        """Return all Q with columns of length 1 that stand upright on each other: only what they span counts."""
+        """Return all Q with orthonormal columns: only their span matters."""
         parts = [_orthonormal(self._factor(second[one.second])).reshape(-1) for one in self.matrices]
         return frozen(np.concatenate(parts))
 
@@ -144,7 +144,7 @@ class LowRank:
 
 
 def _orthonormal(columns: Vector) -> Vector:
-    """Return vectors [rank, n] by modified Gram-Schmidt; a zero one stays 0."""
+    """Return vectors [rank, n] made orthonormal by modified Gram-Schmidt; a zero vector stays 0."""
     out = columns.copy()
     for k in range(len(out)):
         length = np.sqrt(_dot(out[k], out[k]))

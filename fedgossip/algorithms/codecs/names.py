@@ -1,4 +1,4 @@
-"""The codecs by name, as an experiment file has them: a line each."""
+"""The codecs by name, as written in an experiment file: one line each."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ CODECS: Mapping[str, Callable[[str, list[str]], Codec]] = {
     "terngrad": _plain(TernGrad("terngrad")),
     "sign": _plain(Sign()),
 }
-"""(name as written, what stands behind its colons) -> the codec."""
+"""Each codec's constructor, from (name as written, parameters after its colons)."""
 
 NUMBERS = {"int8": ":BLOCK", "top-k": ":SHARE", "random-k": ":SHARE", "dgc": ":SHARE", "qsgd": ":LEVELS"}
-"""What a codec takes behind its name."""
+"""Parameters of a codec after its name."""
 
 FORMS = {name + NUMBERS.get(name, ""): "" for name in CODECS}
-"""How a name is written, for the reference."""
+"""Forms of the names, for the reference."""
 
 
 def make_codec(name: str) -> Codec:
-    """Return the codec of a name such as `top-k:0.01`.  Raises ConfigError for one that there is not."""
+    """Return the codec of a name such as `top-k:0.01`.  Raises ConfigError for an unknown one."""
     kind, *given = name.split(":")
     if kind == LOW_RANK:
         advice = 'Take "top-k:0.01" or "random-k:0.01" here; or it, as parallel.codec, with parallel.method = "ring".'

@@ -5,13 +5,13 @@
                t = 1 + min(b / s², sqrt(b) / s) of buckets of b; divided by t a contraction, of 1 / t (Koloskova, Stich
                and Jaggi, ICML 2019), for senders with memory.  Levels take equal bits, without the paper's Elias code.
     terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after a cut to 2.5 standard deviations, unbiased
-               (Wen et al., TernGrad, NeurIPS 2017); of one tensor and one sender: the scales are not shared.
+               (Wen et al., TernGrad, NeurIPS 2017); the scales of tensors and senders are separate.
     sign       times the mean magnitude of its tensor.  Without an error memory steps may climb (Karimireddy, Rebjock,
                Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019).
-    int8:B     255 levels, scaled by the largest magnitude of every B elements, to the nearest, or by chance so that the
+    int8:B     255 levels, scaled by the largest magnitude of every B elements, to the nearest, or at random so that the
                mean is right ("stochastic").
     bf16 fp16  8 bits of precision and the exponents of float32; 11 bits between 6.1e-5 and 65504.  To the nearest, ties
-               to even.  What is lost of elements outside that range is in the sender's memory.
+               to even.  The sender's memory stores the clipped part of elements outside that range.
 
 Numbers of a few bits are packed, the first in the highest bits of the first byte.
 """
@@ -28,12 +28,12 @@ from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLa
 from fedgossip.base.vectors import Vector
 
 BUCKET = 512
-"""Elements with one norm."""
+"""Number of elements with a common norm."""
 
 
 @dataclass(frozen=True)
 class QSGD(Codec):
-    """ceil(d w / 8) bytes with 2^w >= 2 s + 1, and a norm of the vector's type per bucket.  `divided`: by t."""
+    """ceil(d w / 8) bytes with 2^w >= 2 s + 1, and a norm of the vector's type per bucket.  `divided`: divide by t."""
 
     levels: int = 7
     divided: bool = False
@@ -48,7 +48,7 @@ class QSGD(Codec):
 
     @property
     def width(self) -> int:
-        """Bits of an element."""
+        """Number of bits of an element."""
         return (2 * self.levels).bit_length()
 
     def contraction(self, layout: VectorLayout) -> float:
@@ -71,7 +71,7 @@ class QSGD(Codec):
         return as_bytes(norms, packed(codes, self.width))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
-        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        """Return the decoded vector of a payload of the right length.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * -(-layout.length // BUCKET)
         norms, codes = of_bytes(payload[:ends], layout.dtype), unpacked(payload[ends:], self.width, layout.length)
         if codes is None or codes.max() > 2 * self.levels:
@@ -90,7 +90,7 @@ class QSGD(Codec):
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
-    """d / 4 bytes, and a scale of the vector's type per tensor.  `clip`: standard deviations; 0: nothing is cut."""
+    """d / 4 bytes, and a scale of the vector's type per tensor.  `clip`: standard deviations; 0: no clipping."""
 
     clip: float = 2.5
 
@@ -109,7 +109,7 @@ class TernGrad(Codec):
         return layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 2)
 
     def cut(self, tensor: Vector) -> Vector:
-        """Return a tensor [k] with its elements cut; one with equal elements is unchanged."""
+        """Return a tensor [k] with clipped elements; one with equal elements is unchanged."""
         deviation = float(np.sqrt(np.square(tensor - tensor.mean(dtype=np.float64), dtype=np.float64).mean()))
         most = tensor.dtype.type(self.clip * deviation)
         return np.clip(tensor, -most, most) if most > 0 else tensor
@@ -126,7 +126,7 @@ class TernGrad(Codec):
         return as_bytes(scales, packed(codes, 2))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
-        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        """Return the decoded vector of a payload of the right length.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * len(layout.stretches)
         scales, codes = of_bytes(payload[:ends], layout.dtype), unpacked(payload[ends:], 2, layout.length)
         if codes is None or codes.max() > 2:
@@ -147,7 +147,7 @@ _BLOCK = 1 << 16  # numbers at a time: one byte per bit would not fit where the 
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Return how many bytes `count` numbers of `width` bits take."""
+    """Return the number of bytes of `count` numbers of `width` bits."""
     return -(-count * width // 8)
 
 
@@ -164,7 +164,7 @@ def packed(codes: Bytes, width: int) -> Bytes:
 
 
 def unpacked(data: Bytes, width: int, count: int) -> Bytes | None:
-    """Return the `count` numbers that `packed` took; None where a bit after the last is not 0."""
+    """Return the `count` numbers given to `packed`; None if a bit after the last is not 0."""
     if width == 8:
         return data
     if 8 % width == 0:
@@ -196,12 +196,14 @@ def _side_by_side(several: Bytes, width: int) -> Bytes:
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """d / 8 bytes, and a scale of the vector's type per tensor; 0 goes as positive."""
+    """d / 8 bytes, and a scale of the vector's type per tensor; 0 is encoded as positive."""
 
     name: str = "sign"
 
     def contraction(self, layout: VectorLayout) -> float:
-        """The least, of a tensor with one element that is not 0; ||v||_1² / (d ||v||²) of a tensor v of d elements."""
+        """Return the minimum, reached if one element of a tensor is not 0; it is ||v||_1² / (d ||v||²) for a tensor v
+        of d elements.
+        """
         return 1 / max(int(part.stop - part.start) for part in layout.stretches)
 
     def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
@@ -212,7 +214,7 @@ class Sign(Codec):
         return as_bytes(np.array(means, layout.dtype), np.packbits(vector < 0))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
-        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        """Return the decoded vector of a payload of the right length.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * len(layout.stretches)
         scales, bits = of_bytes(payload[:ends], layout.dtype), np.unpackbits(payload[ends:])
         if bits[layout.length :].any():
@@ -226,7 +228,7 @@ class Sign(Codec):
 
 
 LEVELS = 127
-"""On each side of 0."""
+"""Number of levels on each side of 0."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,9 @@ class Int8(Codec):
         return self.stochastic
 
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
-        """Nearest: off by half a level of the largest at most, in each of `block` elements."""
+        """Return the bound of rounding to nearest: an error of at most half a level of the largest, in each of `block`
+        elements.
+        """
         return 0.0 if self.stochastic else max(0.0, 1 - self.block / (2 * LEVELS) ** 2)
 
     def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
@@ -261,7 +265,7 @@ class Int8(Codec):
         return as_bytes(scales, levels.astype(np.int8))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
-        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        """Return the decoded vector of a payload of the right length.  Raises ProtocolError as `decode`."""
         ends = payload.size - layout.length
         scales, levels = of_bytes(payload[:ends], layout.dtype), payload[ends:].view(np.int8)
         if levels.min() < -LEVELS:
@@ -300,7 +304,9 @@ class BFloat16(Codec):
 
 
 def rounded_bits(vector: Vector) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Return the bits of float32 numbers [d], rounded to the upper 16; what would round to infinity stays finite."""
+    """Return the bits of float32 numbers [d], rounded to the upper 16; numbers that would round to infinity stay
+    finite.
+    """
     bits = np.ascontiguousarray(vector).view(np.uint32)
     sign, size = bits & np.uint32(0x80000000), bits & np.uint32(0x7FFFFFFF)
     size = size + np.uint32(0x7FFF) + ((size >> np.uint32(16)) & np.uint32(1))
@@ -312,7 +318,7 @@ def rounded_bits(vector: Vector) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """2 d bytes; an element that is too large for a half goes as the largest one."""
+    """2 d bytes; an element too large for a half is encoded as the largest half."""
 
     name: str = "fp16"
 

@@ -1,12 +1,13 @@
-"""The sender's memory of parts left out by its codec, for later messages.
+"""The sender's memory of the parts that its codec omits, for later messages.
 
     Memoryless           nothing: the codec is unbiased
     Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
                          (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
-    MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent
+    MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  sent elements of u and a become 0
     (dgc)
 
-A memory is a tuple of vectors [d] of the sender and its checkpoints, updated when the sent vector was counted.
+A memory is a tuple of vectors [d], stored by the sender and in its checkpoints.  It is updated when the receiver has
+counted the sent vector.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Sender(Protocol):
         """Return the initial memory: zeros."""
 
     def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
-        """Return the message for a vector [d], and the memory after it was counted."""
+        """Return the message for a vector [d], and the memory after the receiver counted it."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Feedback:
 
 @dataclass(frozen=True)
 class MomentumCorrection:
-    """`momentum`, 0 <= m < 1, is applied here, before the selection; the step has none.
+    """`momentum`, 0 <= m < 1, is applied here, before the selection; the optimiser step has none.
 
-    Factors of sent elements are cleared ("momentum factor masking").  `longest`: a gradient is clipped to that,
+    Momentum of sent elements is cleared ("momentum factor masking").  `longest`: maximum norm of a gradient, which is
     1/sqrt(m) of the clip of a mean over m workers ("local gradient clipping").
     """
 
@@ -100,7 +101,7 @@ def _share(vector: Vector, longest: float) -> float:
 
 
 def sender_of(codec: Codec, momentum: float = 0.0, longest: float = math.inf) -> Sender:
-    """Return how a codec's vectors are sent; `momentum` and `longest` are dgc's alone."""
+    """Return the sender for a codec's vectors; `momentum` and `longest` are for dgc only."""
     if isinstance(codec, DeepGradient):
         return MomentumCorrection(codec, momentum, longest)
     return Feedback(codec) if codec.remembers else Memoryless(codec)

@@ -1,12 +1,13 @@
-"""A few elements as they are: the largest, or those of a common draw.
+"""A few unchanged elements: the largest, or those of a common random selection.
 
-top-k:share        the k = share d elements of the largest magnitude, of equal ones the first; their places as
-                   numbers of 4 bytes, or as a bit for each element where that is smaller
-random-k:share     k elements that follow from (seed, round): no places are sent, and payloads can be added
-dgc:share:rounds   top-k of what the sender has gathered (`senders.MomentumCorrection`), with shares of 25 %, 6.25
-%,
-                   1.56 % and 0.4 % for so many rounds each before (Lin, Han, Mao, Wang and Dally, Deep gradient
-                   compression, ICLR 2018); 10 rounds by default
+    top-k:share        the k = share d elements of the largest magnitude, the first of equal ones; their indices as
+                       numbers of 4 bytes, or as a bit for each element if smaller
+    random-k:share     k elements that follow from (seed, round): no indices are sent, and payloads can be added
+    dgc:share:rounds   top-k of the sender's accumulated gradients (`senders.MomentumCorrection`), with shares of 25 %,
+                       6.25 %, 1.56 % and 0.4 % before, for that number of rounds each (Lin, Han, Mao, Wang and Dally,
+                       Deep gradient compression, ICLR 2018); 10 rounds by default
+
+k is at least 1 and depends on (d, round) alone, so a receiver computes a payload's length in advance.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 def kept(share: float, length: int) -> int:
-    """Return how many of `length` elements a share is: at least one."""
+    """Return the number of elements in a share of `length`: at least one."""
     return max(1, min(length, round(share * length)))
 
 
 def largest(vector: Vector, k: int) -> npt.NDArray[np.int64]:
-    """Return the places of the k elements of the largest magnitude, ascending; of equal ones the first.
+    """Return the indices of the k elements of the largest magnitude, ascending; the first of equal ones.
 
-    By the k-th largest value: a partial sort's places differ by processor among equals.
+    Selected by the k-th largest value: a partial sort orders equal elements differently by processor.
     """
     sizes = np.abs(vector)
     if k == sizes.size:
@@ -44,12 +45,12 @@ def largest(vector: Vector, k: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """k (4 + 4) bytes of float32, or ceil(d / 8) + 4 k where that is smaller."""
+    """k (4 + 4) bytes of float32, or ceil(d / 8) + 4 k if smaller."""
 
     share: float = 0.01
 
     def k(self, length: int, round: int) -> int:  # noqa: ARG002
-        """Elements that are sent in a round."""
+        """Return the number of elements sent in a round."""
         return kept(self.share, length)
 
     def contraction(self, layout: VectorLayout) -> float:
@@ -64,7 +65,7 @@ class TopK(Codec):
         return as_bytes(vector[places], self._encode_places(places, layout))
 
     def places(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> npt.NDArray[np.int64]:
-        """Return where the elements of a payload stand, strictly ascending.  Raises ProtocolError as `decode`."""
+        """Return the indices of a payload's elements, strictly ascending.  Raises ProtocolError as `decode`."""
         k = self.k(layout.length, turn.round)
         places_bytes = payload[layout.itemsize * k :]
         if _by_bits(k, layout):
@@ -100,7 +101,7 @@ def _by_bits(k: int, layout: VectorLayout) -> bool:
 
 @dataclass(frozen=True)
 class DeepGradient(TopK):
-    """As top-k, of a larger share at first: each of WARM_UP that is larger, for `stretch` rounds; 0: none."""
+    """Top-k with a larger share at first: each larger one of WARM_UP, for `stretch` rounds; 0: none."""
 
     stretch: int = 10
 
@@ -128,7 +129,7 @@ class RandomK(LinearCodec):
         return kept(self.share, length)
 
     def chosen(self, length: int, turn: CodecTurn) -> npt.NDArray[np.int64]:
-        """Return the places of this round, ascending; the same for every node."""
+        """Return the indices of this round, ascending; the same for every node."""
         places = turn.common.choice(length, self.elements(length), replace=False, shuffle=False)
         return np.sort(places)
 

@@ -1,4 +1,4 @@
-"""The collectives by name, each with its closed forms, which tests hold against its table for 1 to 64 workers."""
+"""The collectives by name, each with its closed forms; tests compare them with its table for 1 to 64 workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tree(workers: int) -> Table:
     return Table(1, tuple(map(tuple, found)))
 
 
-# All-reduce on a ring, and all-gather: every rank sends to the next one alone.
+# All-reduce on a ring, and all-gather: every rank sends to the next one only.
 #
 # Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel and
 # Distributed Computing 69 (2009).
@@ -40,8 +40,8 @@ def tree(workers: int) -> Table:
 def ring(workers: int) -> Table:
     """Scatter-reduce, then all-gather, of m parts: 2 (m - 1) / m of a vector sent by each, in 2 (m - 1) steps.
 
-    In step s rank r sends part r - s to rank r + 1, which adds it; so rank r ends with the sum of part r + 1, which
-    travels round in the second half.
+    In step s rank r sends part r - s to rank r + 1, which adds it.  So rank r ends with the sum of part r + 1, which is
+    passed round the ring in the second half.
     """
     m = workers
 
@@ -58,8 +58,7 @@ def ring(workers: int) -> Table:
 
 
 def ring_naive(workers: int) -> Table:
-    """The whole vector twice round: once for the sum, once for its distribution; 2 (m - 1) steps of a whole vector
-    each."""
+    """Pass the whole vector round twice, for sum and distribution: 2 (m - 1) steps of a whole vector each."""
     m = workers
 
     def moves(rank: int) -> tuple[Move, ...]:
@@ -81,21 +80,24 @@ def ring_naive(workers: int) -> Table:
 
 
 def rack_size(workers: int) -> int:
-    """Return the workers of a rack: the smallest divisor of their number that is no less than its root."""
+    """Return the number of workers in a rack: the smallest divisor of `workers` that is not below its square root."""
     return next(size for size in range(1, workers + 1) if workers % size == 0 and size * size >= workers)
 
 
 def hierarchical(workers: int) -> Table:
     """Scatter-reduce within each rack of g, all-reduce of each g-th part by rings across the R racks, all-gather
-    within: the bytes of a ring in 2 (g + R - 2) steps, of which 2 (R - 1) leave the rack, with 1/g of a vector in all.
+    within.
 
-    Rank k is in rack k // g: ranks in a row share one.
+    It sends the bytes of a ring in 2 (g + R - 2) steps.  2 (R - 1) of these leave the rack, with 1/g of a vector in
+    all.
+
+    Rank k is in rack k // g, so consecutive ranks share one.
     """
     g = rack_size(workers)
     racks = workers // g
 
     def around(ranks: Sequence[int], of: int, parts: Sequence[range], way: Way, shift: int) -> Iterator[Move]:
-        """Half a ring's moves of ranks[of]: one part of these, at a time."""
+        """Yield half a ring's moves of ranks[of], one of these parts at a time."""
         m = len(ranks)
         for step in range(m - 1):
             out, received = parts[(of + shift - step) % m], parts[(of + shift - step - 1) % m]
@@ -117,7 +119,7 @@ def hierarchical(workers: int) -> Table:
 
 
 def ring_gather(workers: int) -> Table:
-    """All-gather: part r is rank r's, and travels round; m - 1 parts sent by each, in m - 1 steps."""
+    """All-gather: part r belongs to rank r, and is passed round the ring; each sends m - 1 parts, in m - 1 steps."""
     m = workers
 
     def moves(rank: int) -> tuple[Move, ...]:
@@ -133,8 +135,8 @@ def ring_gather(workers: int) -> Table:
 
 # All-reduce by partners at distances of powers of two.
 #
-# p is the largest power of two that is not above m.  The m - p ranks above fold first: each sends its vector to the
-# rank p below it, which adds it, and sends the sum back at the end.
+# p is the largest power of two not above m.  The m - p ranks above fold first: each sends its vector to the rank p
+# below it, which adds it, and sends the sum back at the end.
 #
 # Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, Int. J. High
 # Performance Computing Applications 19 (2005).
@@ -146,7 +148,7 @@ def power_below(workers: int) -> int:
 
 
 def recursive_doubling(workers: int) -> Table:
-    """Whole vectors are exchanged with rank XOR 1, 2, 4, ...: log2 p steps."""
+    """Exchange whole vectors with rank XOR 1, 2, 4, ...: log2 p steps."""
 
     def moves(rank: int, p: int) -> list[Move]:
         partners = [rank ^ (1 << k) for k in range(p.bit_length() - 1)]
@@ -158,8 +160,8 @@ def recursive_doubling(workers: int) -> Table:
 def halving_doubling(workers: int) -> Table:
     """Rabenseifner's: scatter-reduce by halves, all-gather by doubling; 2 (p - 1) / p of a vector in 2 log2 p steps.
 
-    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half given by its id and adds the partner's to
-    it; it ends with part number `rank`, and the exchanges are reversed.
+    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half that its id selects and adds the partner's
+    to it; it ends with part number `rank`, and the exchanges are reversed.
     """
 
     def moves(rank: int, p: int) -> list[Move]:
@@ -189,7 +191,7 @@ def _folded(workers: int, parts: int, moves: Callable[[int, int], list[Move]]) -
     return Table(parts, tuple(map(tuple, found)))
 
 
-# All-reduce without relays: through one rank, or everyone to everyone; sums without an order (`ExactSum`).  And
+# All-reduce without relays: through one rank, or between all pairs; sums without an order (`ExactSum`).  Also
 # all-gather.
 
 
@@ -213,7 +215,7 @@ def all_to_all(workers: int) -> Table:
 
 
 def gather_all_to_all(workers: int) -> Table:
-    """All-gather: part r is rank r's, which sends it to all others: m - 1 parts sent by each, in 1 step."""
+    """All-gather: part r belongs to rank r, which sends it to all others: each sends m - 1 parts, in 1 step."""
 
     def moves(rank: int) -> tuple[Move, ...]:
         others = [(rank + k) % workers for k in range(1, workers)]
@@ -228,21 +230,21 @@ class Collective:
     """Values of `parallel.method`.
 
     Closed forms of m workers: latency a in seconds, b bytes per second each way, a vector of d bytes (per rank and
-    direction one message at a time).  A tree and both doublings are exact where m is a power of two; elsewhere ranks
-    that do not fold begin early, and a folded vector can arrive beside a partner's.  Without downlinks halving-doubling
-    is exact for every m, recursive doubling takes up to a message less, a tree up to two; with them halving-doubling
-    takes up to d/(2b) more, recursive doubling up to three vectors.
+    direction one message at a time).  A tree and both doublings are exact if m is a power of two; otherwise ranks that
+    do not fold begin early, and a folded vector can arrive together with a partner's.  Without downlinks
+    halving-doubling is exact for every m, recursive doubling takes up to a message less, a tree up to two; with them
+    halving-doubling takes up to d/(2b) more, recursive doubling up to three vectors.
     """
 
     table: Callable[[int], Table]
     steps: Callable[[int], int]
-    """Messages on the longest chain."""
+    """Number of messages on the longest chain."""
     busiest: Callable[[int], float]
-    """Vectors that the rank sends that sends most."""
+    """Number of vectors sent by the busiest rank."""
     seconds: Callable[[int, float, float, float], float]
     """(m, d, a, b) -> time of one all-reduce, without the time of adding."""
     added: Callable[[int], float]
-    """m -> vectors added one after the other; an upper bound where the order of arrival decides."""
+    """m -> number of vectors added one after the other; an upper bound if the order of arrival matters."""
 
 
 def _log2(m: int) -> int:
@@ -250,7 +252,7 @@ def _log2(m: int) -> int:
 
 
 def _folds(m: int) -> int:
-    """1 where ranks fold onto partners first, 0 for a power of two."""
+    """1 if ranks fold onto partners first, 0 for a power of two."""
     return int(m != power_below(m))
 
 
@@ -259,7 +261,7 @@ def _levels(m: int) -> int:
 
 
 def _share(m: int) -> float:
-    """(p - 1) / p for the largest power of two p that is not above m."""
+    """(p - 1) / p for the largest power of two p not above m."""
     return 1 - 1 / power_below(m)
 
 
@@ -323,15 +325,17 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 
 GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-all": gather_all_to_all}
-"""Distribution of non-additive payloads, by the collective's name: part r of a table is rank r's."""
+"""Distribution of non-additive payloads, by the collective's name: part r of a table belongs to rank r."""
 
 
-# Their times over links.
+# Durations over links.
 
 
 @dataclass(frozen=True)
 class EqualLinks:
-    """The links of all participants: seconds one way, and bytes per second out of and into each; infinite: no limit."""
+    """The links of all participants: latency in seconds one way, and bytes per second out of and into each; infinite:
+    no limit.
+    """
 
     latency: float
     up: float = math.inf
@@ -341,7 +345,7 @@ class EqualLinks:
 
     @property
     def rate(self) -> float:
-        """Return the bytes per second of a single message: it is cut through, so the slower end counts once."""
+        """Bytes per second of a single message: it is cut through, so the slower end counts once."""
         return min(self.up, self.down)
 
     def one(self, size: float) -> float:
@@ -350,14 +354,14 @@ class EqualLinks:
 
 
 def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float:
-    """Return the seconds of one all-reduce, and of its sums."""
+    """Return the seconds of one all-reduce, including its sums."""
     rate, collective = 1.0 if math.isinf(links.rate) else links.rate, COLLECTIVES[name]
     passes = collective.seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
     return passes + collective.added(workers) * size * links.summing
 
 
 def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
-    """Return the seconds of an all-gather of payloads, and of adding the decoded vectors, `size` bytes each.
+    """Return the seconds of an all-gather of payloads, including the sum of the decoded vectors, `size` bytes each.
 
     A ring forwards them m - 1 times; in a complete exchange each is sent to all others.
     """

@@ -1,8 +1,8 @@
 """Interface of a collective: for every rank its moves, in order.
 
-A vector is cut into `parts` as by numpy.array_split.  A move sends a stretch of consecutive parts, or takes one: adds
-it, or replaces with it.  A move follows all moves before it, and a message is taken by the move that expects it: the
-sums, and their bits, do not depend on time.
+A vector is cut into `parts` as by numpy.array_split.  A move sends a stretch of consecutive parts, or receives one: it
+adds the stretch, or overwrites with it.  A move follows all moves before it, and each message is used by the move that
+expects it: the sums, and their bits, do not depend on time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Move:
 class Table:
     """A collective of `len(moves)` workers; after their moves all hold the sum of all vectors.
 
-    `exact`: summed by `ExactSum`, the same sum for every such method.  Otherwise two numbers at a time in the table's
-    order: the same bits on all ranks, other bits than another method's.
+    `exact`: summed by `ExactSum`, with equal bits for all such methods.  Otherwise two numbers at a time in the table's
+    order: the bits are equal on all ranks, but differ between methods.
     """
 
     parts: int
@@ -51,13 +51,12 @@ class Table:
         return len(self.moves)
 
     def bounds(self, length: int) -> list[int]:
-        """Return the starts of the parts in a vector of `length` elements, and the end of the last: parts + 1
-        numbers."""
+        """Return the starts of the parts in a vector of `length` elements, and the end of the last one (parts + 1)."""
         each, longer = divmod(length, self.parts)
         return [part * each + min(part, longer) for part in range(self.parts + 1)]
 
     def of(self, rank: int, length: int) -> Iterator[tuple[Move, slice]]:
-        """Yield a rank's moves with their elements; those of no elements are left out, at both ends."""
+        """Yield a rank's moves with their elements; empty moves are omitted, at both ends."""
         bounds = self.bounds(length)
         for move in self.moves[rank]:
             if bounds[move.first] < bounds[move.stop]:
@@ -72,7 +71,7 @@ class Table:
         return sum(part.stop - part.start for move, part in self.of(rank, length) if move.way is not Way.SEND)
 
     def steps(self) -> int:
-        """The number of messages on the longest chain in which each waits for the one before it."""
+        """Number of messages on the longest chain of messages that wait for each other."""
         done, steps = [0] * self.workers, [0] * self.workers
         sent: dict[tuple[int, int], list[int]] = {}
         while (at := list(done)) is not None:
@@ -92,10 +91,9 @@ class Table:
 
 
 def summed(table: Table, vectors: Sequence[Vector]) -> list[np.ndarray[tuple[int], np.dtype[np.floating]]]:
-    """Return each rank's vector at the end, [d] of one [d] per rank: the plain reading that machines and engines are
-    tested against.
+    """Return each rank's final vector, [d] of one [d] per rank: the reference for the tests of machines and engines.
 
-    Raises ValueError where ranks wait for each other for ever.
+    Raises ValueError if ranks deadlock.
     """
     held = [np.array(vector) for vector in vectors]
     done = [list(table.of(rank, held[rank].size)) for rank in range(table.workers)]

@@ -1,13 +1,13 @@
 """Interface of a descent method: a state with the model, a step along the mean gradient, and descents around another.
 
     x      vector of the model, [d], float32 or float64
-    step   (state, gradient [d], rate) -> state; every product and sum is rounded on its own, in the model's type
+    step   (state, gradient [d], rate) -> state; every product and sum is rounded separately, in the model's type
 
-Weights decay as in the papers: in the gradient (sgd, adagrad, adam, lars), or beside it (adamw, lamb).
+Weights decay as in the papers: in the gradient (sgd, adagrad, adam, lars), or separately from it (adamw, lamb).
 
 An outer step as a descent (workers train alone, displacements are averaged) is DiLoCo by all-reduce (Douillard and
-others, 2023), with the bits of FedAvgM's server (`algorithms.gossip.outer`).  Of models with running statistics the
-parameters take steps; statistics are the workers' mean.
+others, 2023); its bits equal those of FedAvgM's server (`algorithms.gossip.outer`).  In models with running statistics,
+only parameters take steps; statistics are the workers' mean.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ State = TypeVar("State", bound=DescentState)
 
 
 class Descent(Protocol[State]):
-    """One method.  All workers that begin with the same vector and are given the same gradients hold the same bits."""
+    """One method.  Workers with the same initial vector and the same gradients have the same bits."""
 
     elementwise: bool
-    """Whether each element goes its own way: then a stretch of the vector can be stepped without the rest."""
+    """Whether elements are independent: a stretch of the vector can then be stepped without the rest."""
 
     def start(self, x: Vector) -> State:
-        """Return the state before the first step, with memory of zeros."""
+        """Return the state before the first step; its memory is zeros."""
 
     def step(self, state: State, gradient: Vector, rate: float) -> State:
         """Return the state after a step of `rate` along `gradient`, [d] of the model's type; an unfrozen gradient's
@@ -51,8 +51,8 @@ class Descent(Protocol[State]):
 
 
 def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:
-    """Return the state after a step of the elements `part` along their gradient, [part]: of all, or by an elementwise
-    descent.
+    """Return the state after a step of the elements `part` along their gradient, [part]: of all elements, unless the
+    descent is elementwise.
     """
     if gradient.size == state.x.size:
         return descent.step(state, gradient, rate)
@@ -63,7 +63,7 @@ def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, ra
 
 
 def stepped_by_momentum(descent: Descent[Any], state: Any, part: slice, rate: float) -> Any:
-    """Return the state after a step of the elements `part` along nothing: what remains of earlier ones moves them."""
+    """Return the state after a step of the elements `part` with a zero gradient: earlier momentum still moves them."""
     return stepped(descent, state, part, zeros(state.x[part]), rate)
 
 
@@ -89,14 +89,14 @@ def along_by(x: Vector, direction: Vector, rate: float) -> Vector:
 
 
 def decayed(gradient: Vector, x: Vector, weight_decay: float) -> Vector:
-    """Return gradient + weight_decay * x; the gradient itself where nothing decays."""
+    """Return gradient + weight_decay * x; the gradient itself without weight decay."""
     return gradient + x * weight_decay if weight_decay else gradient
 
 
 def layers(segments: Sequence[Segment], length: int) -> list[tuple[slice, bool]]:
-    """Return each tensor's stretch, and whether it is a layer with a trust ratio of its own.
+    """Return each tensor's stretch, and whether it is a layer with its own trust ratio.
 
-    Biases and scales of normalisation (one axis) go by the rate alone, as in the papers' code.  Without segments: one
+    Biases and scales of normalisation (one axis) use the rate alone, as in the papers' code.  Without segments: one
     layer.
     """
     if not segments:
@@ -117,7 +117,7 @@ class OuterState(DescentState):
 
 @dataclass(frozen=True)
 class OuterDescent:
-    """In place of a gradient it is given the mean change that local training made; the rate is the outer step's own."""
+    """An outer step: its "gradient" is the mean change by local training, and it uses its own rate."""
 
     outer: OuterStep
     elementwise = True
@@ -131,7 +131,7 @@ class OuterDescent:
 
 @dataclass(frozen=True)
 class StatisticsDescent:
-    """`statistics`: elements at the end of a vector."""
+    """`statistics`: number of elements at the end of a vector."""
 
     descent: Descent[Any]
     statistics: int

@@ -1,25 +1,22 @@
-"""The descent methods by name: what takes the step on a mean gradient.
-
-SGD, with momentum and Nesterov's:
+"""The descent methods by name: rules for the step along a mean gradient.  SGD, with momentum and Nesterov's:
 
     g <- g + lambda x;    v <- mu v + g;    x <- x - rate v        with Nesterov: x <- x - rate (g + mu v)
 
-Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum, ICML 2013, as
-torch.optim.SGD: the rate outside the velocity.
+Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum, ICML 2013, with the rate
+outside the velocity, as in torch.optim.SGD.
 
-LARS: momentum with a rate per layer, so that no layer's step is long beside its weights.
+LARS: momentum with a rate per layer, so that each layer's step is short relative to its weights.
 
     q = eta |x_l| / (|g_l| + lambda |x_l|);    v_l <- mu v_l + q rate (g_l + lambda x_l);    x_l <- x_l - v_l
 
-q is 1 for zero weights or gradient, and for tensors of one axis, whose weights do not decay.
-
-Source: You, Gitman and Ginsburg, Large batch training of convolutional networks, arXiv:1708.03888 (2017), algorithm 1.
+q is 1 for zero weights or gradient, and for tensors of one axis; these do not decay.  Source: You, Gitman and Ginsburg,
+Large batch training of convolutional networks, arXiv:1708.03888 (2017), algorithm 1.
 
 Adam and AdamW:
 
     m <- b1 m + (1 - b1) g;    s <- b2 s + (1 - b2) g^2;    x <- x - rate / (1 - b1^t) m / (sqrt(s / (1 - b2^t)) + eps)
 
-Adam adds lambda x to g first; AdamW takes rate lambda x from x beside the step.
+Adam adds lambda x to g first; AdamW subtracts rate lambda x from x in addition to the step.
 
 Source: Kingma and Ba, Adam, ICLR 2015; Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019.
 
@@ -27,7 +24,7 @@ LAMB: Adam's direction, with a rate per layer.
 
     r = m / (1 - b1^t) / (sqrt(s / (1 - b2^t)) + eps) + lambda x;    x_l <- x_l - rate |x_l| / |r_l| r_l
 
-The ratio is 1 for zero weights or direction, and for tensors of one axis, whose weights do not decay.
+The ratio is 1 for zero weights or direction, and for tensors of one axis; these do not decay.
 
 Source: You, Li, Reddi, Hseu, Kumar, Bhojanapalli, Song, Demmel, Keutzer and Hsieh, Large batch optimization for deep
 learning, ICLR 2020, algorithm 2, phi the identity.
@@ -36,16 +33,14 @@ Adagrad:   s <- s + g^2;    x <- x - rate g / (sqrt(s) + eps)
 
 Source: Duchi, Hazan and Singer, Adaptive subgradient methods, J. Machine Learning Research 12 (2011).
 
-FTRL-Proximal, by coordinate, with L1 and L2: weights that the data do not need are exactly 0.
+FTRL-Proximal, by coordinate, with L1 and L2: unneeded weights are exactly 0.
 
     n' = n + g^2;    sigma = (sqrt(n') - sqrt(n)) / rate;    z <- z + g - sigma x;    n <- n'
     x  = 0                                                          where |z| <= l1
          -(z - sign(z) l1) / ((beta + sqrt(n)) / rate + l2)         elsewhere
 
 Source: McMahan, Holt, Sculley et al., Ad click prediction: a view from the trenches, KDD 2013, algorithm 1; its alpha
-is the rate.  For models that begin at 0: another is at 0 after its first small gradients.
-
-The descent methods by name: what takes the step on a mean gradient.
+is the rate.  For models that begin at 0: any other model moves to 0 after its first small gradients.
 """
 
 from __future__ import annotations
@@ -65,7 +60,7 @@ from fedgossip.core.task import Segment
 @dataclass(frozen=True, slots=True, eq=False)
 class Velocity(DescentState):
     velocity: Vector | None = None
-    """None without momentum: nothing is remembered."""
+    """None without momentum: there is no state."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ class LARS:
     momentum: float = 0.9
     weight_decay: float = 0.0
     trust: float = 0.001
-    """eta of the paper: the share of a layer's length that one step of rate 1 may go."""
+    """eta of the paper: maximum step of rate 1 as a share of a layer's norm."""
     elementwise = False
 
     def start(self, x: Vector) -> LayerVelocity:
@@ -130,7 +125,7 @@ class AdamMoments(DescentState):
 class Adam:
     weight_decay: float = 0.0
     decoupled: bool = False
-    """AdamW."""
+    """Whether weight decay is decoupled: AdamW."""
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -258,7 +253,7 @@ def make_descent(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> Descent[Any]:
-    """Return the method of that name, one of DESCENTS; what it has no use for does not count."""
+    """Return the method `name`, one of DESCENTS; it ignores options that it does not use."""
     if name == "sgd":
         return SGD(momentum, nesterov, weight_decay)
     if name in ("adam", "adamw"):

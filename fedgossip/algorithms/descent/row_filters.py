@@ -1,11 +1,11 @@
 """Filters for a gradient's rows, applied in sequence at the pushing worker.
 
-    threshold:T     a row is sent where |g| of an element is at least T / sqrt(clock + 1); the rest waits, and is
+    threshold:T     a row is sent if |g| of an element is at least T / sqrt(clock + 1); other rows wait, and are
                     added to that row's next gradient
-    random-skip:P   a row is left out with probability P, from the seed, and the others are scaled by 1 / (1 - P)
-    kkt[:T]         a row that is 0, and whose gradient is nowhere above T (the L1 of the run), is left out: the
+    random-skip:P   a row is omitted with probability P, from the seed, and the others are scaled by 1 / (1 - P)
+    kkt[:T]         a row of zeros with no gradient above T (the L1 of the run) is omitted: the
                     conditions of Karush, Kuhn and Tucker hold there already
-    module:function called with (Pushing, memory of its last call or None), gives (Rows, memory)
+    module:function called with (Pushing, memory of its last call or None), returns (Rows, memory)
 
 `key-cache` shortens the encoding of the rows' keys, and changes no row.
 
@@ -43,9 +43,9 @@ class Pushing:
 
 
 Memory = Rows | object
-"""Rows that wait, of a built-in filter; of the user's own: whatever it returns."""
+"""Waiting rows, for a built-in filter; for a user's filter any object that it returned."""
 RowFilter = Callable[[Pushing, Memory], tuple[Rows, Memory]]
-"""(pushed gradient, memory of the last call; None at first) -> (some of its rows, by ascending key; memory)."""
+"""(pushed gradient, memory of the last call; None at first) -> (a subset of its rows, by ascending key; memory)."""
 
 
 def make_filter(text: str, l1: float, own: Callable[[str], RowFilter]) -> RowFilter:
@@ -108,7 +108,7 @@ def _both(one: Rows, other: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class RandomSkip:
-    """Some rows go, scaled so that the mean of what goes is the gradient."""
+    """Omits random rows, and scales the others so that their mean is the gradient."""
 
     probability: float
 
@@ -121,7 +121,7 @@ class RandomSkip:
 
 @dataclass(frozen=True)
 class Kkt:
-    """Rows at rest under L1 do not go."""
+    """Omits rows that L1 holds at 0."""
 
     most: float
 
@@ -135,7 +135,7 @@ class Kkt:
 
 
 def applied(filters: Sequence[RowFilter], memories: list[Memory], pushing: Pushing) -> tuple[Rows, list[int]]:
-    """Return the remainder after all filters, and the rows that each removed; memories are replaced."""
+    """Return the remaining rows after all filters, and the number of rows that each removed; memories are replaced."""
     rows, kept_back = pushing.gradient, []
     for place, one in enumerate(filters):
         before = rows.keys.size

@@ -1,9 +1,9 @@
-"""Descents on the rows of a table: a step changes the rows of its gradient, and their memory.
+"""Descents on the rows of a table: a step changes the rows of its gradient, and their optimiser state.
 
-Momentum and adam's moments are those of the row's own last gradient ("lazy"); adam's t counts the table's steps.  Any
-elementwise descent serves.
+Momentum and adam's moments date from the row's last gradient ("lazy"); adam's t counts the table's steps.  Any
+elementwise descent can be used.
 
-    invariant   a table never changes: a step makes another one, which shares all untouched rows
+    invariant   a table never changes: a step makes another one that shares all untouched rows
     memory      touched rows, in blocks by first touch, and 8 bytes of index for each
 """
 
@@ -23,19 +23,19 @@ from fedgossip.base.keyed_rows import KeyedTable, Keys, Rows, united
 from fedgossip.base.vectors import Vector, empty, frozen
 
 BLOCK_ELEMENTS = 2048
-"""Elements of a block, or a row's where that is more: a step copies the blocks that it touches."""
+"""Number of elements of a block, or of a row if larger: a step copies the blocks that it touches."""
 
 Places = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable:
-    """The touched rows of a table: the model's ("x"), and by name what the descent remembers of them."""
+    """The touched rows of a table: the model's ("x"), and the descent's arrays for them by name."""
 
     table: KeyedTable
     keys: Keys
     places: Places
-    """Return the position of each key."""
+    """The position of each key."""
     blocks: Mapping[str, tuple[Vector, ...]]
     numbers: Mapping[str, int | float | str]
     """Scalars of the descent's state."""
@@ -51,12 +51,12 @@ class RowTable:
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of the touched rows themselves, as the model has them."""
+        """Bytes of the touched rows of the model."""
         return len(self.keys) * self.table.width * self.dtype.itemsize
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all arrays: index, blocks, what the descent remembers."""
+        """Bytes of all arrays: index, blocks, and the descent's state."""
         blocks = sum(block.nbytes for held in self.blocks.values() for block in held)
         return self.keys.nbytes + self.places.nbytes + blocks
 
@@ -70,7 +70,7 @@ class RowTable:
         return self._with_known("x", self.table.first(keys), there, places)
 
     def _found(self, keys: Keys) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return which of the keys are here, [k], and their places."""
+        """Return which of the keys are stored, [k], and their positions."""
         at = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
         there = self.keys[at] == keys if self.keys.size else np.zeros(len(keys), bool)
         return there, self.places[at[there]] if self.keys.size else np.empty(0, np.uint32)
@@ -83,7 +83,7 @@ class RowTable:
         return frozen(out)
 
     def touched(self, name: str = "x") -> Vector:
-        """Return the rows of all keys, of the model's or of what the descent remembers of them, [k * width]."""
+        """Return the rows of all stored keys, of the model or of a descent's array, [k * width]."""
         return frozen(self._lying(name, self.places).reshape(-1))
 
     def _lying(self, name: str, places: Places) -> npt.NDArray[np.floating]:
@@ -104,7 +104,7 @@ class RowTable:
             yield block, of, places[of] - np.uint32(block * self._per_block)
 
     def with_rows(self, keys: Keys, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> RowTable:
-        """Return the table with these rows in place of what it had, or for the first time."""
+        """Return the table with these rows added or replaced."""
         there, places = self._found(keys)
         count, new = len(self.keys), keys[~there]
         wheres = np.empty(len(keys), np.uint32)
@@ -127,13 +127,13 @@ class RowTable:
         return tuple(held)
 
     def older(self, count: int, blocks: Mapping[str, tuple[Vector, ...]]) -> RowTable:
-        """Return this table as it was when `count` rows were touched, with the blocks of then."""
+        """Return this table at the time when `count` rows were touched, with the blocks of that time."""
         kept = self.places < count
         return replace(self, keys=self.keys[kept], places=self.places[kept], blocks=blocks)
 
 
 class RowDescent:
-    """A descent on a table.  `descent` goes by elements."""
+    """A descent on a table.  `descent` is elementwise."""
 
     elementwise = True
 
@@ -142,7 +142,7 @@ class RowDescent:
         self.descent, self.table = descent, table
 
     def start(self, x: object = None) -> RowTable:  # noqa: ARG002
-        """Return the table of which no row was touched."""
+        """Return the table without touched rows."""
         arrays, numbers = saved(self.descent.start(frozen(np.zeros(0, self.table.dtype))))
         nothing = np.empty(0, np.uint32)
         return RowTable(self.table, nothing, nothing, dict.fromkeys(arrays, ()), numbers)
@@ -160,7 +160,7 @@ class RowDescent:
 
 
 class RowSum:
-    """sum_k weight_k * rows_k, where one without a row counts as zeros there; the same bits whatever the order."""
+    """sum_k weight_k * rows_k, with zeros for missing rows; the same bits in any order."""
 
     def __init__(self) -> None:
         self._terms: list[tuple[float, Rows]] = []
@@ -169,7 +169,7 @@ class RowSum:
         self._terms.append((weight, rows))
 
     def mean(self, dtype: np.dtype[np.floating]) -> Rows | None:
-        """Return the mean by weight of all rows present in any list; None without rows."""
+        """Return the weighted mean of all rows present in any term; None without rows."""
         keys = united(*(rows.keys for _, rows in self._terms))
         if not keys.size:
             return None

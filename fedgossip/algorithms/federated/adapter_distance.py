@@ -3,10 +3,10 @@
     || mean(B) mean(A) - mean(BA) ||  /  || mean(BA) ||        Frobenius norms over all layers, means by weight
 
 No product is formed: with C = [B_1 ... B_n] and R the weighted A_i below each other, mean(BA) = C R, and
-||C R||^2 = <C'C, R R'> takes matrices of [n r, n r] alone.
+||C R||^2 = <C'C, R R'> needs only matrices [n r, n r].
 
-The two matrices of an adapter of low rank, lora_A [r, in] and lora_B [out, r], are known by their names, as peft,
-loralib and torchtune write them: lora_A.default.weight, lora_embedding_A, lora_A, lora_a.weight.
+The two matrices of a low-rank adapter, lora_A [r, in] and lora_B [out, r], are found by their names in peft, loralib
+and torchtune: lora_A.default.weight, lora_embedding_A, lora_A, lora_a.weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Segment
 
 MEASURED_MOST = 32
-"""Maximum number of contributions of a round whose adapters are kept for the measure: the first to arrive."""
+"""Maximum number of contributions of a round whose adapters are measured: the first to arrive."""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -30,13 +30,13 @@ _HALF = re.compile(r"((?:^|(?<=\.))[Ll]o[Rr][Aa]_(?:embedding_)?)([AaBb])(?=\.|$
 
 
 def half_of(name: str) -> str:
-    """Return "a" or "b" for the name of such a matrix; empty for any other name."""
+    """Return "a" or "b" for the name of such a matrix; "" for any other name."""
     found = _HALF.search(name)
     return found[2].lower() if found else ""
 
 
 def other_half(name: str) -> str:
-    """Return the name of the matrix that it is multiplied with."""
+    """Return the name of the matrix that multiplies it."""
     return _HALF.sub(lambda found: found[1] + {"A": "B", "B": "A", "a": "b", "b": "a"}[found[2]], name)
 
 
@@ -46,14 +46,14 @@ def product_name(name: str) -> str:
 
 
 def adapters_in(segments: Sequence[Segment]) -> tuple[tuple[Segment, Segment], ...]:
-    """Return the pairs (A [r, in], B [out, r]) among the tensors of a vector; those of other shapes are left out."""
+    """Return the pairs (A [r, in], B [out, r]) in the tensors of a vector; those of other shapes are omitted."""
     named = {one.name: one for one in segments}
     both = [(named.get(other_half(one.name)), one) for one in segments if half_of(one.name) == "b"]
     return tuple((a, b) for a, b in both if a and len(a.shape) > 1 < len(b.shape) and a.shape[0] == b.shape[1])
 
 
 class AdapterDistance:
-    """The measure of one round: contributions are added, then `value` is read."""
+    """The measurement of one round: contributions are added, then `value` is read."""
 
     def __init__(self, pairs: Sequence[tuple[Segment, Segment]], model: Vector) -> None:
         self._pairs, self._model = pairs, model

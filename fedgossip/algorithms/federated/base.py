@@ -4,7 +4,7 @@
                   their vectors become one                         Aggregation     a mean, a median, ...
     x  <-- step                                                    ServerRule      broadcast, step
 
-Any three with the same number of vectors combine; `names` has those of the papers.
+Any three with the same number of vectors can be combined; `names` has those of the papers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedgossip.core.machine import NodeId, Terms
 State = TypeVar("State")
 
 Vectors = tuple[Vector, ...]
-"""Vectors sent down or up: a fixed number, each [d] and of the model's type; the first belongs to the model."""
+"""Vectors sent down or up: a fixed number, each [d] and of the model's type, the model's first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """Result of local training: `update` [d] after `steps` steps of learning rate `rate` over `examples`.
 
-    Where the rule asks for a gradient, `update` is the mean over `steps` batches.
+    If the rule requests a gradient, `update` is the mean over `steps` batches.
     """
 
     update: Vector
@@ -51,19 +51,19 @@ class Aggregate:
     clients: int
     steps: float
     round: int = 0
-    """The round that ends with it."""
+    """The round that this aggregate ends."""
 
 
 class ClientRule(Protocol):
-    """The rule of a client.  `memory` is its own, () at first; nothing is changed in place."""
+    """The rule of a client.  `memory` is its state, () at first; nothing is changed in place."""
 
     @property
     def vectors(self) -> int:
-        """Numbers of vectors down, and up."""
+        """Numbers of vectors sent down and up."""
 
     @property
     def gradient(self) -> bool:
-        """Whether a client gives the mean gradient at received[0], in place of an update from it."""
+        """Whether a client returns the mean gradient at received[0], in place of an update from it."""
 
     def weight(self, examples: int) -> float:
         """Return the weight of a contribution in the mean; above 0."""
@@ -72,7 +72,7 @@ class ClientRule(Protocol):
         """Return the terms added to the gradients of local training from received[0]."""
 
     def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        """(what goes up, the memory if that is counted)."""
+        """Return the uploaded vectors, and the memory that replaces the old one if they are counted."""
 
 
 class ServerRule(Protocol[State]):
@@ -103,41 +103,41 @@ def is_over(server: object, x: Vector) -> bool:
 
 @runtime_checkable
 class FallibleRule(Protocol):
-    """A server with steps that can fail, after which it goes on by another."""
+    """A server whose step can fail; it then continues with another step."""
 
     def failures(self, state: Any) -> Mapping[str, object] | None:
-        """Return the facts of what failed in the last step, for the event `line_search_failed`; None: nothing."""
+        """Return the facts of a failure in the last step, for the event `line_search_failed`; None without one."""
 
 
 def failures_of(server: object, state: object) -> Mapping[str, object] | None:
-    """Return the facts of what failed in the server's last step; None: nothing."""
+    """Return the facts of a failure in the server's last step; None without one."""
     return server.failures(state) if isinstance(server, FallibleRule) else None
 
 
 @runtime_checkable
 class CountingRule(Protocol):
-    """A client rule whose steps count otherwise than by their number."""
+    """A client rule that weighs its number of steps."""
 
     def effective(self, steps: int) -> float:
-        """Return what so many steps of one client count in `Aggregate.steps`."""
+        """Return the contribution of that number of steps of one client to `Aggregate.steps`."""
 
 
 def effective_steps(rule: object, steps: int) -> float:
-    """Return what a client's steps count in the mean of all; the coordinator and a secure sum take the same."""
+    """Return the contribution of a client's steps to the mean of all; the coordinator and a secure sum use the same."""
     return rule.effective(steps) if isinstance(rule, CountingRule) else float(steps)
 
 
 class Accumulator(Protocol):
-    """Takes contributions in any order; the aggregate does not depend on it."""
+    """Accepts contributions in any order; the aggregate does not depend on it."""
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:
-        """Add a contribution: vectors [d], what it counts, and its effective steps.
+        """Add a contribution: vectors [d], their weight, and its effective steps.
 
         Raises NotSummableError for elements that are not finite, or too large; nothing is then changed.
         """
 
     def aggregate(self) -> Aggregate:
-        """Of at least one contribution; what was added is used up."""
+        """Return the aggregate of at least one contribution; call it once."""
 
 
 class Aggregation(Protocol):
@@ -145,15 +145,15 @@ class Aggregation(Protocol):
 
     @property
     def least(self) -> int:
-        """With fewer of them there is no aggregate."""
+        """Minimum number of contributions for an aggregate."""
 
     def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> Accumulator:
-        """A fresh one for a round of so many vectors [length] of type `kind`."""
+        """Return a new accumulator for a round of `vectors` vectors [length] of type `kind`."""
 
 
 @dataclass(frozen=True)
 class Federated(Generic[State]):
-    """An algorithm: what clients do, how contributions become one, and what the server does with that."""
+    """An algorithm: the rules of clients, aggregation and server."""
 
     clients: ClientRule
     aggregation: Aggregation
@@ -161,13 +161,13 @@ class Federated(Generic[State]):
 
 
 def saved(state: Any) -> dict[str, Vector]:
-    """Return the vectors [d] that a server's state holds, by field, for a checkpoint."""
+    """Return the vectors [d] of a server's state by field, for a checkpoint."""
     held = {field.name: getattr(state, field.name) for field in fields(state)}
     return {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
 
 
 def numbers_of(state: Any) -> dict[str, int | float | str]:
-    """Return what else a server's state holds, plain numbers by field."""
+    """Return the plain numbers of a server's state by field."""
     held = {field.name: getattr(state, field.name) for field in fields(state)}
     return {name: value for name, value in held.items() if isinstance(value, int | float | str)}
 
@@ -178,6 +178,6 @@ NO_NUMBERS: Mapping[str, int | float | str] = MappingProxyType({})
 def restored(
     server: ServerRule[State], vectors: Mapping[str, Vector], numbers: Mapping[str, Any] = NO_NUMBERS
 ) -> State:
-    """Return the state that `saved` was taken of, and `numbers_of`.  Raises TypeError for those of another rule's."""
+    """Return the state from the results of `saved` and `numbers_of`.  Raises TypeError for those of another rule."""
     state: Any = replace(server.start(vectors["x"]), **vectors, **numbers)  # type: ignore[type-var]
     return state  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
     P(w) = 1/n sum_i loss(x_i w; y_i) + lam/2 |w|^2            D(a) = -1/n sum_i loss*(-a_i) - lam/2 |w(a)|^2
     w(a) = 1/(lam n) sum_i a_i x_i                             P(w) - P(best) <= P(w(a)) - D(a), the duality gap
 
-    client k    da_k: coordinate steps on its own a_k, seen through w and sigma' times its own change of w
+    client k    da_k: coordinate steps on its a_k, at w plus sigma' times its own change of w
                 a_k <- a_k + gamma da_k;   sends  gamma / lam  sum_i da_i x_i,  and its part of P(w) and of D(a)
     server      w <- w + 1/n sum of the contributions
                 "add": gamma = 1, sigma' = K clients;   "average": gamma = 1 / K, sigma' = 1
@@ -12,15 +12,15 @@ Sources: Jaggi, Smith, Takac, Terhorst, Krishnan, Hofmann and Jordan, Communicat
 coordinate ascent, NIPS 2014 (average); Ma, Smith, Jaggi, Jordan, Richtarik and Takac, Adding vs. averaging in
 distributed primal-dual optimization, ICML 2015 (add); Smith, Forte, Ma, Takac, Jordan and Jaggi, CoCoA, JMLR 18 (2018).
 
-The lasso's |w|_1 alone gives no w(a); with a little of |w|^2 beside it does (the smoothing of Smith et al., section 3):
+The lasso's |w|_1 alone determines no w(a); a small additional |w|^2 does (the smoothing of Smith et al., section 3):
 
     P(w) = mean loss + lam t |w|_1 + lam/2 |w|^2      w(a) = shrunk(1/(lam n) sum_i a_i x_i, t), each element by t to 0
 
 with the same D(a): lam/2 |w(a)|^2 is the conjugate of the penalty.
 
-Where we differ: n is unknown at first, so a client's first answer only counts its examples.  Behind the model the
-vectors have four summed numbers: examples, clients, P and D.  P and D are of the round before, and 0 where a client is
-missing.  Dual variables stay at their client, and change when the answer was counted.
+Where we differ: n is unknown at first, so a client's first answer only counts its examples.  After the model the
+vectors have four summed numbers: examples, clients, P and D.  P and D belong to the previous round, and are 0 if a
+client is missing.  Dual variables stay at their client, and change when the answer was counted.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from fedgossip.core.machine import Terms
 
 AGGREGATIONS = ("add", "average")
 CERTIFICATE = 4
-"""Numbers behind the model."""
+"""Number of elements after the model."""
 EXAMPLES, CLIENTS, PRIMAL, DUAL = -4, -3, -2, -1
-"""Their places."""
+"""Indices of these elements."""
 
 
 def gap_of(x: Vector) -> float | None:
-    """Return the duality gap that a vector brings along; None where it brings none."""
+    """Return the duality gap stored in a vector; None without one."""
     return float(x[PRIMAL] - x[DUAL]) if x[PRIMAL] else None
 
 
 @dataclass(frozen=True)
 class DualAscent:
-    """The client; its memory is (a_k,), or nothing before it was counted."""
+    """The client; its memory is (a_k,), or empty before its first counted answer."""
 
     sigma: float
     gamma: float
@@ -61,7 +61,9 @@ class DualAscent:
         return 1.0
 
     def terms(self, _received: Vectors, memory: Vectors) -> Terms:
-        """`extra`: sigma' and the passes over its examples; then a_k, without which it only counts them."""
+        """Return the terms; `extra`: sigma' and the passes over its examples, then a_k; without a_k it only counts
+        them.
+        """
         return Terms(extra=(frozen(np.array([self.sigma, self.local])), *memory))
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
@@ -82,13 +84,13 @@ class DualSum:
 
 
 def shrunk(v: Vector, threshold: float) -> Vector:
-    """Return v with each element nearer to 0 by the threshold, and those within it 0."""
+    """Return v with each element moved to 0 by the threshold; elements within the threshold become 0."""
     return np.sign(v) * np.maximum(np.abs(v) - threshold, 0.0) if threshold else v
 
 
 @dataclass(frozen=True)
 class CoCoA:
-    """The server.  `gap`: the run ends at a model certified to it; 0: after its rounds.  `threshold`: t of the
+    """The server.  `gap`: the run ends at a model with this certified gap; 0: after its rounds.  `threshold`: t of the
     lasso.
     """
 
@@ -123,7 +125,7 @@ class CoCoA:
 def dual_rules(
     clients: int, aggregation: str, local: float, gap: float, threshold: float = 0.0
 ) -> tuple[DualAscent, CoCoA]:
-    """Return the two ends for `clients` clients.  Raises ConfigError for values that cannot be."""
+    """Return the rules of client and server for `clients` clients.  Raises ConfigError for impossible values."""
     if aggregation not in AGGREGATIONS:
         raise ConfigError(f"cocoa: aggregation = {aggregation!r} is not known", nearest(str(aggregation), AGGREGATIONS))
     if not 0 < local <= 1000:

@@ -1,13 +1,12 @@
 """Uploads by a codec, with the client's error memory.
 
-    client    p = u + e;  C(p) goes up;  e' = p - C(p)      once the coordinator confirms it
+    client    p = u + e;  C(p) is sent;  e' = p - C(p)      once the coordinator confirms it
     server    sees C(p) in place of u
 
-e is a part of the client's memory (`base.ClientRule`), so it is as old as the last contribution that counted: one that
-did not leaves it as it was.  Karimireddy et al., ICML 2019; of local steps: Basu, Data, Karakus and Diggavi,
-Qsparse-local-SGD, NeurIPS 2019, algorithm 1.
+e is a part of the client's memory (`base.ClientRule`), so only a counted contribution changes it.  Karimireddy et al.,
+ICML 2019; with local steps: Basu, Data, Karakus and Diggavi, Qsparse-local-SGD, NeurIPS 2019, algorithm 1.
 
-A codec is of parameters; running statistics follow it whole.
+A codec encodes parameters only; running statistics follow uncoded.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class UploadCodec:
 
     codec: Codec
     layout: VectorLayout
-    """That of the parameters."""
+    """The layout of the parameters."""
     seed: int
     statistics: int = 0
-    """Elements behind the parameters, which go as they are."""
+    """Number of elements after the parameters, which are sent uncoded."""
 
     def size(self, round: int) -> int:
         """Return the bytes of every payload of a round."""
@@ -44,7 +43,7 @@ class UploadCodec:
         return np.concatenate([coded, as_bytes(update[self.layout.length :])]) if self.statistics else coded
 
     def update_of(self, payload: Payload, node: NodeId, round: int) -> Vector:
-        """Return the update [d] that a client's payload stands for.  Raises ProtocolError as `Codec.decode`."""
+        """Return the update [d] of a client's payload.  Raises ProtocolError as `Codec.decode`."""
         turn = CodecTurn(self.seed, node, round)
         if not self.statistics:
             return self.codec.decode(payload, self.layout, turn)
@@ -57,7 +56,7 @@ class UploadCodec:
         return frozen(np.concatenate([self.codec.decode(payload[:coded], self.layout, turn), behind]))
 
     def whole(self, elements: Vector, round: int) -> Vector:
-        """Return the update [d] that the elements of a linear codec stand for, or a mean of such."""
+        """Return the update [d] of a linear codec's elements, or of a mean of them."""
         assert isinstance(self.codec, LinearCodec)
         turn, sent = CodecTurn(self.seed, 0, round), elements.size - self.statistics
         found = self.codec.restored(elements[:sent], self.layout.length, turn)
@@ -71,9 +70,9 @@ class CodedClient:
     rule: ClientRule
     coding: UploadCodec
     sender: Sender | None = None
-    """The sender of updates; none: the codec's default, without momentum."""
+    """The sender of updates; None: the codec's default, without momentum."""
     added: bool = False
-    """Whether the elements of a linear codec go up as numbers, to be added by a secure sum; else bytes do."""
+    """Whether the elements of a linear codec are sent as numbers, to be added by a secure sum; else as bytes."""
 
     vectors = 1
 

@@ -1,28 +1,28 @@
-"""Federated averaging, and what differs from it by the averaged vector: FedProx, FedBuff, FedNova and FedSGD.
+"""Federated averaging, and methods that average another vector: FedProx, FedBuff, FedNova and FedSGD.
 
 Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017), algorithm 1:
 
     server    x <- x + eta * sum_k (n_k / n) u_k        n_k: client k's examples, n their sum over the cohort
     client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
 
-eta = 1 is the paper's.  With one client it is that client's own SGD, bit for bit.
+eta = 1 is the paper's.  With one client it is that client's SGD, bit for bit.
 
 FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, MLSys 2020), algorithm 2:
 
     client    w_k ~ argmin_w F_k(w) + (mu / 2) ||w - x||^2         each step's gradient gets mu (w - x)
     server    x <- mean of w_k
 
-mu = 0 is FedAvg with the same bits.  Where we differ: the paper draws clients by size and averages them alike
-(`weighting="clients"` with `sampling.BySize`); a client that is too slow is cut off, and sends nothing.
+mu = 0 is FedAvg with the same bits.  Where we differ: the paper draws clients by size and averages them with equal
+weights (`weighting="clients"` with `sampling.BySize`); a client that is too slow is cut off, and sends nothing.
 
-FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022): no rounds to wait for.
+FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022): without synchronous rounds.
 
-    a fixed number of clients trains at any time; each answer is added with the weight s(staleness) and another client
-    is sent the newest model in its place; after K answers
+    a fixed number of clients trains at any time; each answer is added with the weight s(staleness), and the newest
+    model is sent to another client in its place; after K answers
         x <- x + eta * sum_k s(t_k) u_k / K             t_k: server steps since client k was sent its model
 
-s(t) = 1 / sqrt(1 + t) (section 5); here the mean by weights, sum s u / sum s, which keeps the step's length when all
-are stale.  The server may be any other; `protocols.federated.buffered` is the machine.
+s(t) = 1 / sqrt(1 + t) (section 5); here the weighted mean, sum s u / sum s, which keeps the step's length when all are
+stale.  The server may be any other; `protocols.federated.buffered` is the machine.
 
 FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
 
@@ -32,7 +32,7 @@ FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
     ||a||_1 = tau                                                  plain SGD
               (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)    with momentum rho
 
-A client with more steps does not pull the model harder towards its own optimum.  With equal numbers it is FedAvg, to
+A client with more steps does not pull the model more strongly towards its optimum.  With equal numbers it is FedAvg, to
 rounding.
 
 Federated SGD (McMahan et al. 2017): the clients send gradients, the server takes the step.
@@ -40,8 +40,8 @@ Federated SGD (McMahan et al. 2017): the clients send gradients, the server take
     client    g_k = grad F_k(x)                          one step on all of its examples: B = infinity, E = 1
     server    x <- x - eta * sum_k (n_k / n) g_k
 
-With eta the clients' rate it is FedAvg with one local step, to rounding.  Of several batches g_k is the mean gradient,
-all at x.
+With eta the clients' rate it is FedAvg with one local step, to rounding.  Of several batches g_k is the mean of their
+gradients at x.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from fedgossip.core.machine import Terms
 
 @dataclass(frozen=True)
 class Training:
-    """The client: plain local training; with `mu` it is pulled back to what it received, see `fedprox`."""
+    """The client: plain local training; with `mu` it is pulled back to the received model, see `fedprox`."""
 
     mu: float = 0.0
     weighting: str = "examples"
-    """"examples": a client counts as many times as it has examples; "clients": all count the same."""
+    """"examples": a client's weight is its number of examples; "clients": all have equal weights."""
 
     vectors = 1
     gradient = False
@@ -77,7 +77,7 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class ServerModel:
-    """The state of a server that remembers nothing but the model, [d]."""
+    """The state of a server without memory: the model, [d]."""
 
     x: Vector
 
@@ -109,7 +109,7 @@ def staleness_weight(staleness: int) -> float:
 
 
 def accumulated(steps: float, momentum: float = 0.0) -> float:
-    """Return ||a||_1: how many gradients' worth of change `steps` steps make, momentum starting at rest."""
+    """Return ||a||_1: the sum of the gradients' weights in a change by `steps` steps, with zero initial momentum."""
     if momentum == 0.0:
         return steps
     left: float = momentum**steps
@@ -129,7 +129,7 @@ class Normalised:
         return float(examples)
 
     def effective(self, steps: int) -> float:
-        """Return ||a_k||_1, whose weighted mean is tau_eff."""
+        """Return ||a_k||_1; tau_eff is its weighted mean."""
         return accumulated(steps, self.momentum)
 
     def terms(self, _received: Vectors, _memory: Vectors) -> Terms:

@@ -1,13 +1,13 @@
-"""L-BFGS as the server's rule: clients send gradients of all their examples, the server alone searches along a line.
+"""L-BFGS as the server's rule: clients send gradients of all their examples, only the server runs the line search.
 
     d = -H g                                      two-loop recursion over the last HISTORY pairs (s, y)
     x + a d  --down-->  clients;   g(x + a d)  --up-->  slope(a) = g(x + a d) . d
-    accept a where  CURVATURE slope(0) <= slope(a) <= (1 - 2 DECREASE) |slope(0)|
+    accept a if     CURVATURE slope(0) <= slope(a) <= (1 - 2 DECREASE) |slope(0)|
     s = a d,  y = g(x + a d) - g(x)
 
-A round is one gradient, at the tried point.  The conditions (approximate Wolfe) need slopes alone, so no losses are
-sent, and hold near the optimum, where differences of losses are lost in rounding.  After TRIES gradients without such a
-step the rule drops its pairs and takes a gradient step.
+A round is one gradient, at the trial point.  The conditions (approximate Wolfe) need only slopes, so no losses are
+sent; they also work near the optimum, where differences of losses are lost in rounding.  After TRIES gradients without
+an accepted step the rule drops its pairs and takes a gradient step.
 
 Sources: Nocedal, Updating quasi-Newton matrices with limited storage, Math. of Computation 35 (1980); Hager and Zhang,
 A new conjugate gradient method with guaranteed descent and an efficient line search, SIAM J. Optimization 16 (2005); as
@@ -36,13 +36,13 @@ HISTORY = 10
 """Number of pairs in memory, as in the usual implementations (3 to 20)."""
 
 TRIES = 20
-"""Maximum number of gradients along one line; each bisects or at least doubles."""
+"""Maximum number of gradients on one line; each bisects the bracket or at least doubles the step."""
 
 DECREASE, CURVATURE = 0.1, 0.9
 """The constants of Hager and Zhang's conditions."""
 
 SETTLED = 64
-"""A gradient below so many roundings of the largest one seen has no direction: the rule keeps its point."""
+"""A gradient below this number of roundings of the largest one has no direction: the rule keeps its point."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class LineState:
     gradient: Vector
     direction: Vector
     steps: Vector
-    """The pairs' s and y, the oldest first, each [HISTORY * d], of which `pairs` are in use."""
+    """The pairs' s and y, the oldest first, each [HISTORY * d]; `pairs` of them are in use."""
     changes: Vector
     pairs: int = 0
     tries: int = 0
@@ -71,7 +71,7 @@ class LineState:
     largest: float = 0.0
     """The largest norm of an accepted gradient."""
     failed: int = 0
-    """Number of tries of the search that failed in the last round; 0: none failed."""
+    """Number of trials of the search that failed in the last round; 0: none failed."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _at(state: LineState, length: float) -> LineState:
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    """Return the product in float64 by numpy's own order: BLAS's follows the threads."""
+    """Return the product in float64 in numpy's own order: BLAS's order depends on the threads."""
     return float(np.multiply(a, b, dtype=np.float64).sum())
 
 

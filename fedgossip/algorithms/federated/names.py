@@ -1,8 +1,8 @@
-"""The algorithms by name, put together as their papers have them.
+"""The algorithms by name, combined as in their papers.
 
     make("fedprox", clients=100, mu=0.1)
 
-An option's default is that of its function; those of the server (lr) may be given to all.
+Defaults of options are those of the functions; all accept the server's options (lr).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Made = Federated[Any]
 
 
 def fedavg(*, lr: float = 1.0, weighting: str = "examples") -> Made:
-    """FedAvg: the mean of the clients' updates, times `lr`; by "examples", or all "clients" alike."""
+    """FedAvg: the mean of the clients' updates, times `lr`; weighted by "examples", or equally by "clients"."""
     return Federated(Training(weighting=weighting), Mean(), ServerSgd(lr))
 
 
@@ -49,17 +49,17 @@ def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -
 
 
 def scaffold(*, clients: int, lr: float = 1.0) -> Made:
-    """SCAFFOLD of `clients` clients in all: controls take the drift out of local steps."""
+    """SCAFFOLD of `clients` clients in all: control variates remove the drift of local steps."""
     return Federated(Controlled(), Mean(), Scaffold(clients, lr))
 
 
 def feddyn(*, clients: int, alpha: float = 0.1) -> Made:
-    """FedDyn of `clients` clients in all: each client's penalty, of weight `alpha`, follows its own gradient."""
+    """FedDyn of `clients` clients in all: each client's penalty, of weight `alpha`, follows its gradient."""
     return Federated(Dynamic(alpha), Mean(), DynamicServer(clients, alpha))
 
 
 def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
-    """FedNova: updates over their number of steps; `momentum` is that of the clients' training."""
+    """FedNova: updates divided by their number of steps; `momentum` is that of the clients' training."""
     return Federated(Normalised(momentum), Mean(), Nova(lr))
 
 
@@ -86,8 +86,8 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 def cocoa(
     *, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0, threshold: float = 0.0
 ) -> Made:
-    """CoCoA of `clients` in all, with `local` passes in a round; changes are added, or averaged; ends at the duality
-    gap `gap`.
+    """CoCoA of `clients` in all, with `local` passes in a round; changes are added or averaged; ends at duality gap
+    `gap`.
     """
     client, server = dual_rules(clients, aggregation, local, gap, threshold)
     return Federated(client, Mean(), server)
@@ -126,7 +126,7 @@ def geometric_median(*, lr: float = 1.0) -> Made:
 
 
 def clipped_mean(*, longest: float = 1.0, lr: float = 1.0) -> Made:
-    """The mean of the updates, each scaled down to the norm `longest`."""
+    """The mean of the updates, each scaled down to the maximum norm `longest`."""
     return _robust(robust_aggregation.ByRule(robust_aggregation.clipped_mean, {"longest": longest}), lr)
 
 
@@ -154,7 +154,9 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
         )
     )
 )
-"""By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.federated.buffered`."""
+"""Algorithms by their names in an experiment file.  "fedbuff" is fedavg, or any other, on
+`protocols.federated.buffered`.
+"""
 
 
 OURS = ("clients", "threshold")
@@ -164,7 +166,7 @@ OURS = ("clients", "threshold")
 def make(name: str, *, clients: int, threshold: float = 0.0, **options: Any) -> Made:
     """Return the algorithm `name` for `clients` clients; `threshold`: of the task, see `CoCoA`.
 
-    Raises ConfigError where it, or an option, is not known.
+    Raises ConfigError for an unknown name or option.
     """
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is not known", nearest(name, ALGORITHMS))

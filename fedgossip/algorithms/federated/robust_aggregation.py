@@ -1,17 +1,17 @@
-"""Aggregation that tolerates malicious clients, where the coordinator sees each contribution.
+"""Aggregation that tolerates malicious clients; the coordinator sees each contribution.
 
     median            the middle of each coordinate                                        breaks at half
     trimmed mean      the mean of each coordinate without its b smallest and b largest     breaks at b + 1
         Yin, Chen, Ramchandran and Bartlett, Byzantine-robust distributed learning, ICML 2018
-    Krum              the one whose m - f - 2 nearest others are nearest                   m >= 2 f + 3
+    Krum              the one closest to its m - f - 2 nearest others                      m >= 2 f + 3
     multi-Krum        the mean of the `keep` best by that score
         Blanchard, El Mhamdi, Guerraoui and Stainer, Machine learning with adversaries, NeurIPS 2017
     geometric median  the point of least summed distance, by smoothed Weiszfeld steps      breaks at half
         Pillutla, Kakade and Harchaoui, Robust aggregation for federated learning, IEEE TSP 70 (2022)
-    clipped mean      each scaled down to a norm first: bounds what one client can do, breaks at one
+    clipped mean      each scaled down to a norm first: bounds each client's effect      breaks at one
 
-All clients count alike, as a stated weight could be false.  In float64, rows by ascending client id.  Memory grows with
-the cohort, and a secure sum is impossible.
+All clients have equal weights, as a stated weight could be false.  In float64, rows by ascending client id.  Memory
+grows with the cohort, and a secure sum is impossible.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from fedgossip.base.vectors import frozen, summable
 from fedgossip.core.machine import NodeId
 
 Rows = npt.NDArray[np.float64]
-"""[m, d], one contribution a row."""
+"""[m, d], one contribution per row."""
 Rule = Callable[..., Rows]
 """[m, d] and options -> [d]"""
 
 COLUMNS = 1 << 16
-"""At a time, for what goes coordinate by coordinate or in sums over them: a copy of all would be large."""
+"""Number of coordinates processed at a time, by coordinate or in sums: a float64 copy of all would be large."""
 
 
 class Kept:
-    """Keeps the contributions, and applies the rule to each of their vectors in turn."""
+    """Stores the contributions, and applies the rule to each of their vectors in turn."""
 
     def __init__(self, by: ByRule, kind: np.dtype[np.floating]) -> None:
         self._by, self._kind = by, kind
         self._kept: dict[NodeId, tuple[Vectors, float]] = {}
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:  # noqa: ARG002
-        """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
+        """Store a contribution.  Raises NotSummableError if a sum with it would not be finite."""
         if not all(map(summable, vectors)):
             raise NotSummableError
         self._kept[node] = vectors, steps
@@ -59,7 +59,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class ByRule:
-    """The aggregation by a rule that needs `least` contributions."""
+    """The aggregation by a rule with at least `least` contributions."""
 
     rule: Rule
     options: Mapping[str, float] = field(default_factory=dict)
@@ -110,21 +110,21 @@ def krum_scores(rows: Rows, faulty: int) -> Rows:
 
 
 def krum(rows: Rows, faulty: int) -> Rows:
-    """Return the row [d] with the least score; of equals that of the lowest id."""
+    """Return the row [d] with the lowest score; of equal ones the lowest id's."""
     return np.asarray(rows[int(np.argmin(krum_scores(rows, faulty)))])
 
 
 def multi_krum(rows: Rows, faulty: int, keep: int) -> Rows:
-    """Return the mean [d] of the `keep` rows with the least scores, at most m - faulty of which are worth keeping."""
+    """Return the mean [d] of the `keep` rows with the lowest scores; at most m - faulty should be kept."""
     assert 1 <= keep <= len(rows) - faulty
     best = np.sort(np.argsort(krum_scores(rows, faulty), kind="stable")[:keep])
     return np.asarray(rows[best].mean(axis=0))
 
 
 def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Rows:
-    """The point z of least sum_i ||rows_i - z||, after at most `steps` of Weiszfeld's; begins at the median.
+    """Return the point z of least sum_i ||rows_i - z||, after at most `steps` Weiszfeld steps from the median.
 
-    A distance below `smoothing` times the median one counts as that, since z may coincide with a contribution.
+    A distance below `smoothing` times the median distance counts as that, since z may coincide with a contribution.
     """
     z = median(rows)
     for _ in range(steps):
@@ -140,7 +140,7 @@ def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Ro
 
 
 def clipped_mean(rows: Rows, longest: float) -> Rows:
-    """Return the mean [d] of the rows, each scaled down to the norm `longest` where it is longer."""
+    """Return the mean [d] of the rows, each scaled down to at most the norm `longest`."""
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     scale = longest / np.maximum(norms, longest)
     return np.asarray((rows * scale[:, None]).mean(axis=0))

@@ -1,10 +1,10 @@
-"""A federated algorithm of models with running statistics: it has the parameters, and statistics are averaged.
+"""A federated algorithm for models with running statistics: it handles the parameters; statistics are averaged.
 
-    client    parameters: what its rule makes of the update      statistics: what training has counted, as it is
-    mean      all alike; a rule against liars has the parameters, and of statistics the median of each element
+    client    parameters: its rule, applied to the update        statistics: the trained ones, unchanged
+    mean      both; a robust rule applies to parameters, with the median of each element for statistics
     server    parameters: its step                               statistics: the mean
 
-The algorithm's own vectors are 0 for statistics (`algorithms/gossip/running_statistics`).
+The algorithm's other vectors are 0 for statistics (`algorithms/gossip/running_statistics`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedgossip.core.machine import NodeId, Terms
 
 @dataclass(frozen=True)
 class StatisticsClient:
-    """A client of vectors with `parameters` leading parameters: its rule applies to those."""
+    """A client of vectors with `parameters` leading parameters: its rule applies to these."""
 
     rule: ClientRule
     parameters: int
@@ -64,13 +64,13 @@ class StatisticsClient:
 
 
 class KeptApart:
-    """Contributions of which parameters go by a rule, and statistics by their median."""
+    """Contributions combined by a rule for parameters, and by the median for statistics."""
 
     def __init__(self, parameters: int, rule: Accumulator, middle: Accumulator) -> None:
         self._parameters, self._rule, self._middle = parameters, rule, middle
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:
-        """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
+        """Store a contribution.  Raises NotSummableError if a sum with it would not be finite."""
         if not all(map(summable, vectors)):
             raise NotSummableError
         self._rule.add(node, weight, tuple(one[: self._parameters] for one in vectors), steps)
@@ -84,12 +84,12 @@ class KeptApart:
 
 @dataclass(frozen=True)
 class StatisticsByMedian:
-    """A rule that sees all contributions, for parameters alone."""
+    """A rule that sees all contributions, applied to parameters alone."""
 
     rule: Aggregation
     parameters: int
     middle: Aggregation = field(default_factory=partial(ByRule, median))
-    """The rule of statistics."""
+    """The rule for statistics."""
 
     @property
     def least(self) -> int:
@@ -102,7 +102,7 @@ class StatisticsByMedian:
 
 @dataclass(frozen=True)
 class StatisticsServer:
-    """A server whose rule steps with the parameters; statistics are the aggregate's."""
+    """A server with a rule for the parameters; statistics are the aggregate's."""
 
     rule: ServerRule[Any]
     parameters: int
@@ -121,7 +121,7 @@ class StatisticsServer:
 
 
 def with_statistics(algorithm: Federated[Any], parameters: int, length: int) -> Federated[Any]:
-    """Return the algorithm for vectors [length] of which so many elements are parameters; itself where all are."""
+    """Return the algorithm for vectors [length] with `parameters` parameters; unchanged if all are."""
     if parameters == length or isinstance(algorithm.clients, StatisticsClient):
         return algorithm
     plain = isinstance(algorithm.aggregation, Mean)

@@ -8,8 +8,8 @@ SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020), algorit
     server      x <- x + eta_g  mean (y - x)
                 c <- c + (|S| / N) mean (c_i+ - c_i)                         N clients in all, S the cohort
 
-With one step and all clients present it is FedSGD, to rounding.  Only plain SGD of one rate makes (x - y) / (K eta_l)
-the mean gradient: other optimizers are refused.
+With one step and all clients present it equals FedSGD, to rounding.  Only plain SGD of one rate makes (x - y) / (K
+eta_l) the mean gradient: other optimizers are refused.
 
 Where we differ: c_i+ replaces c_i when the contribution was counted, so c stays the mean of all c_i under any dropout.
 
@@ -23,7 +23,7 @@ FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, ICLR 2021),
 The fixed point is the minimum of the mean of all F_k: there g_k is the gradient of F_k, and their mean is 0.  Each
 step's gradient gets alpha (w - x) - g_k.
 
-Where we differ: g_k changes when the contribution was counted, so h stays alpha times what the clients have moved.
+Where we differ: g_k changes when the contribution was counted, so h remains alpha times the clients' total move.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedgossip.core.machine import Terms
 
 @dataclass(frozen=True)
 class Controlled:
-    """The client; its memory is (c_i,), or nothing while that is 0."""
+    """The client; its memory is (c_i,), or empty while that is 0."""
 
     vectors = 2
     gradient = False
@@ -88,7 +88,7 @@ class Scaffold:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The client; its memory is (-g_k,), or nothing while that is 0."""
+    """The client; its memory is (-g_k,), or empty while that is 0."""
 
     alpha: float
 

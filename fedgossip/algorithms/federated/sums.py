@@ -4,14 +4,15 @@ Each term is rounded once to whole multiples of GRID, and these are added as int
 modulo 2^32 on a coarser grid.
 
     term  = weight * vector                 one rounding in float64, none for a weight below 2^29 and float32
-    fine += term to the nearest GRID        multiples of 2^-45; a block of a term that goes above 2^5 has two parts:
+    fine += term to the nearest GRID        multiples of 2^-45; a block of a term with elements above 2^5 has two parts:
         coarse += term to the nearest COARSE    multiples of 2^-16, the sum below 2^35
         fine   += the rest to the nearest GRID
 
-A float64 between 2^k and 2^(k+1) is, as 64 bits, a whole number of its last places plus a constant: adding a number of
-the right size rounds a term to the grid.  The constants are subtracted at the end; overflows cancel, modulo 2^64.
+A float64 between 2^k and 2^(k+1) has 64 bits that are an integer multiple of its last place plus a constant: adding a
+number of the right size rounds a term to the grid.  The constants are subtracted at the end; overflows cancel, modulo
+2^64.
 
-So a float32 element of 2^-22 or more is summed exactly, and a smaller one to 2^-46.
+So a float32 element of 2^-22 or more is summed exactly, and a smaller one to within 2^-46.
 
 Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible summation, IEEE Trans. Computers 64
 (2015), with a fixed grid, so that terms may arrive one by one.
@@ -32,10 +33,10 @@ from fedgossip.core.machine import NodeId
 
 COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17
-"""Largest element of a block that the fine word takes whole, and maximum sum of those before a carry."""
+"""Largest element of a block that is added to the fine word whole, and maximum sum of such elements before a carry."""
 BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
-"""The weighted sum of the terms' largest elements stays below this."""
+"""Upper bound of the weighted sum of the terms' largest elements."""
 
 _TO_COARSE, _TO_GRID = 1.5 * 2.0**52 * COARSE, 1.5 * 2.0**52 * GRID
 """Adding one of these rounds to the nearest multiple, half to even."""
@@ -48,9 +49,9 @@ Room = npt.NDArray[np.float64]
 
 
 def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the mean of (weight, number)s, the same bits for every order; at least one.
+    """Return the mean of (weight, number)s, with the same bits in any order; at least one.
 
-    Raises ZeroDivisionError on none.
+    Raises ZeroDivisionError for none.
     """
     terms = list(weighted)
     return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
@@ -61,10 +62,10 @@ class NotSummableError(ValueError):
 
 
 class ExactSum:
-    """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many.
+    """sum_k weight_k * vector_k of vectors [d], 8 bytes per element; 16 if terms are large or many.
 
-    A term is checked and added in one pass, and subtracted again if it is bad, without loss.  The first lies at the end
-    of the words' memory until there is another: the mean of one is itself.
+    A term is checked and added in one pass, and subtracted again if it is invalid, without loss.  The first term is
+    stored at the end of the words' memory until another one arrives: the mean of one is itself.
     """
 
     _alone = ""  # an image of the release before has no word of it
@@ -88,7 +89,7 @@ class ExactSum:
         return all(self._reach + weight * _peak(block) < REACH for block in blocks)  # not of a nan
 
     def add(self, weight: float, vector: Vector) -> None:
-        """Add a vector [d] of weight above 0, whose memory may be reused.
+        """Add a vector [d] of weight above 0; its memory may be reused.
 
         Raises NotSummableError for one that does not fit; the sum is unchanged.
         """
@@ -121,7 +122,7 @@ class ExactSum:
         self._reach, self._reach_of_fine = most, self._reach_of_fine + WHOLE
 
     def _lone(self, kind: npt.DTypeLike) -> Vector:
-        """Return the place of the first term: the end of the words' memory, written in order."""
+        """Return the memory of the first term: the end of the words' memory, written in order."""
         return self._fine.view(kind)[-self._fine.size or None :]
 
     def _spread(self, start: int, room: Room) -> None:
@@ -135,7 +136,7 @@ class ExactSum:
             self._fine[start : start + BLOCK] -= self._bits(weight, block, weight * _peak(block), start, room, -1)
 
     def _bits(self, weight: float, block: Vector, peak: float, start: int, room: Room, times: int = 1) -> Words:
-        """Return the fine word's part of a term's block; count the rest, so many `times`, in the coarse one."""
+        """Return the fine word's part of a term's block; add the rest, `times` times, to the coarse word."""
         term, part = room[:, : block.size]
         term[...] = block
         if weight != 1:  # else the product is the term
@@ -161,7 +162,7 @@ class ExactSum:
         return self._coarse
 
     def _carry(self) -> None:
-        """Bring the fine word between 0 and COARSE, without the constants."""
+        """Carry into the coarse word until the fine word is between 0 and COARSE, without the constants."""
         word = self._coarse_word()
         for start in range(0, word.size, BLOCK):
             coarse, fine = word[start : start + BLOCK], self._fine[start : start + BLOCK]
@@ -171,9 +172,7 @@ class ExactSum:
         self._counted, self._reach_of_fine = 0, COARSE
 
     def mean(self, kind: np.dtype[np.floating]) -> Vector:
-        """Return the weighted mean of at least one term, frozen [d] of type `kind`, in the words' memory: the last
-        call.
-        """
+        """Return the weighted mean of the terms, frozen [d] of type `kind`, in the words' memory: the last call."""
         if self._alone:
             return frozen(self._lone(self._alone).astype(kind, copy=False))
         if self._coarse is not None:
@@ -198,7 +197,7 @@ class ExactSum:
 
 
 def _peak(block: Vector) -> float:
-    """Return the largest absolute value of a block, nan included; 0 of nothing."""
+    """Return the largest absolute value of a block, nan included; 0 for an empty one."""
     return max(float(np.maximum.reduce(block)), -float(np.minimum.reduce(block))) if block.size else 0.0
 
 
@@ -207,7 +206,7 @@ def _wrapped(number: int) -> np.int64:
 
 
 class MeanOf:
-    """sum_k w_k v_k / sum_k w_k, the same bits for every order of arrival."""
+    """sum_k w_k v_k / sum_k w_k, with the same bits in any order of arrival."""
 
     def __init__(self, vectors: int, kind: np.dtype[np.floating]) -> None:
         self._sums: list[ExactSum] = [ExactSum() for _ in range(vectors)]
@@ -215,7 +214,7 @@ class MeanOf:
         self._steps: list[tuple[float, float]] = []
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:  # noqa: ARG002
-        """Add a contribution.  Raises NotSummableError, and adds nothing, where a sum of it would not be finite."""
+        """Add a contribution.  Raises NotSummableError, and adds nothing, if a sum with it would not be finite."""
         terms = list(zip(self._sums, vectors, strict=True))
         if len(terms) > 1 and not all(total.fits(weight, vector) for total, vector in terms):  # all of them or none
             raise NotSummableError

@@ -2,12 +2,12 @@
 
     x = start(first vector)
     in every round:   train from model(x)          -> update
-                      trained(x, update, step)     -> x', what goes out
-                      mixing: every outgoing vector becomes the weighted sum over the neighbours' and one's own
+                      trained(x, update, step)     -> x', the outgoing vectors
+                      mixing: every outgoing vector becomes the weighted sum of the neighbours' and the local one
                       mixed(x', the sums)          -> x
 
-A state is a frozen dataclass of arrays and plain numbers, from which the checkpoint follows (`saved`, `restored`).  The
-same source runs on [d] and on [n, d].
+A state is a frozen dataclass of arrays and plain numbers; the checkpoint follows from its fields (`saved`, `restored`).
+The same source runs on [d] and on [n, d].
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ Vectors = tuple[Vector, ...]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One of the vectors that a round mixes."""
+    """One of the vectors mixed in a round."""
 
     name: str
     length: int | None = None
-    """Elements; None: as many as the model has."""
+    """Number of elements; None: that of the model."""
     dtype: str = ""
-    """Empty: the model's type."""
+    """Type; "": the model's."""
 
 
 MODEL = Slot("x")
-"""The only slot of an algorithm that mixes models and nothing beside them."""
+"""The only slot of an algorithm that mixes models alone."""
 
 WEIGHT = Slot("weight", length=1, dtype="float64")
-"""The last slot of a push-sum algorithm: the received weight, by which peers divide the other slots."""
+"""The last slot of a push-sum algorithm: the received weight; peers divide the other slots by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Result of a peer's local training in one round: numbers, or arrays [n, 1] for all peers.
 
-    `rate`: learning rate; `steps`: optimiser steps; 0 where unknown.
+    `rate`: learning rate; `steps`: optimiser steps; 0 if unknown.
     """
 
     round: int
     rate: Any = 0.0
     steps: Any = 0.0
     given: Vector | None = None
-    """The model that the training began with, [d], where others have changed it since; else None."""
+    """The model at the start of the training, [d], if others have changed it since; else None."""
 
     @classmethod
     def of(cls, round: int, metrics: Mapping[str, float]) -> Step:
-        """The step of one peer, from the metrics of its update."""
+        """Return the step of one peer, from the metrics of its update."""
         return cls(round, float(metrics.get("rate", 0.0)), float(metrics.get("steps", 0.0)))
 
 
@@ -71,7 +71,7 @@ class Needs:
     (which keeps the mean of all).
     """
     own_graph: bool = False
-    """Only the graph that bears the algorithm's name will do."""
+    """Whether the graph must be the one with the algorithm's name."""
     constant_members: bool = False
     """The number of peers is fixed: no peer can join or leave."""
     constant: bool = False
@@ -79,7 +79,7 @@ class Needs:
     symmetric: bool = False
     """i weighs j as j weighs i, in every round."""
     lambda_n: float | None = None
-    """The smallest eigenvalue of the weights is above this: one graph, with symmetric weights."""
+    """Lower bound of the smallest eigenvalue of the weights: one graph, with symmetric weights."""
     tree: bool = False
     """One graph without a cycle."""
     plain_sgd: bool = False
@@ -87,11 +87,11 @@ class Needs:
     linear: bool = False
     """Only the weighted sum can be mixed: outgoing vectors are more than a model, or a model only in the sum."""
     weighs_alike: bool = False
-    """All models count alike, whatever the weights of the graph: an experiment must not name any."""
+    """All models have equal weights, regardless of the graph's: an experiment must not set any."""
     lossless: bool = False
-    """Every message of every round arrives: no faults that lose one."""
+    """Every message of every round must arrive: no faults that lose messages."""
     elements: int = 1
-    """Least number of elements of a model."""
+    """Minimum number of elements of a model."""
 
 
 class GossipAlgorithm(Protocol[State]):
@@ -106,37 +106,41 @@ class GossipAlgorithm(Protocol[State]):
         """Requirements on a run; one that violates them is refused at the start."""
 
     def start(self, x: Vector) -> State:
-        """Return the state of a peer with the initial vector `x`, [d]; of all peers where it is [n, d]."""
+        """Return the state of a peer with the initial vector `x`, [d]; for [n, d] that of all peers."""
 
     def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
-        """(the state until the round is mixed, what goes out), after local training gave `update` (None: no change)."""
+        """Return the state until the round is mixed, and the outgoing vectors, after local training returned `update`
+        (None: no change).
+        """
 
     def mixed(self, state: State, mixed: Vectors) -> State:
-        """The state after the mixing of what went out, own and neighbours'; `state` is the one `trained` gave."""
+        """Return the state after mixing: `mixed` from the outgoing vectors, local and neighbours'; `state` from
+        `trained`.
+        """
 
     def model(self, state: State) -> Vector:
-        """The vector to train from, and to evaluate."""
+        """Return the vector to train from, and to evaluate."""
 
     def seen(self, state: State, outgoing: Vectors) -> Vector:
         """Return the model before the mixing of `outgoing`, for records."""
 
     def corrected(self, state: State, differences: Vectors) -> State:
-        """The state after `differences`, one per outgoing vector, have been added to what was mixed."""
+        """Return the state after `differences`, one per outgoing vector, were added to the mixed vectors."""
 
     def rejoined(self, state: State, model: Vector) -> State:
-        """The state of a peer that goes on from `model` among others than before: what tracks them begins anew."""
+        """Return the state of a peer that resumes from `model` in another group of peers; trackers are reset."""
 
 
 @runtime_checkable
 class SendsModels(Protocol[State]):
-    """An algorithm with a `trained` that sends the model plus the update and keeps nothing else of the update."""
+    """An algorithm whose `trained` sends the model plus the update and stores nothing else of the update."""
 
     def moved(self, state: State, models: Vector) -> tuple[State, Vectors]:
-        """Return the result of `trained`, where the sum `models` is computed already."""
+        """Return the result of `trained`, given the computed sum `models`."""
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
-    """Return (arrays, plain numbers) of a state by field, without None, for a checkpoint; of a state within it as
+    """Return (arrays, plain numbers) of a state by field, without None, for a checkpoint; of a nested state as
     "field/name".
     """
     arrays: dict[str, Vector] = {}
@@ -160,9 +164,9 @@ def _field_names(kind: type[Any]) -> tuple[str, ...]:
 
 
 def restored(fresh: State, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> State:
-    """Return the state that `saved` was taken of; `fresh`: one of the same kind.
+    """Return the state from the results of `saved`; `fresh`: a state of the same kind.
 
-    Raises ValueError where there are other fields.
+    Raises ValueError if the fields differ.
     """
     within = {field.name for field in fields(fresh) if is_dataclass(getattr(fresh, field.name))}  # type: ignore[arg-type]
     names = {field.name for field in fields(fresh)} - within  # type: ignore[arg-type]

@@ -1,27 +1,27 @@
 """CHOCO-SGD: gossip of changes, encoded by a codec (Koloskova, Stich and Jaggi, Decentralized stochastic optimization
 and gossip algorithms with compressed communication, ICML 2019):
 
-    q_i     =  Q(x_i + u_i - xhat_i)                      is all that i sends
+    q_i     =  Q(x_i + u_i - xhat_i)                      the only message of i
     xhat_i  <- xhat_i + q_i                               at i and at each of its neighbours
     x_i     <- x_i + u_i + gamma sum_j W_ij (xhat_j - xhat_i)
 
-xhat_i begins at 0 everywhere, so no model is sent whole.  What Q leaves out is sent later; the mean of all x is kept
-whatever Q is.  A link carries changes of xhat_i (`protocols/gossip/replicas`).
+xhat_i begins at 0 everywhere, so no model is sent whole.  The part that Q omits is sent later; the mean of all x is
+kept for any Q.  A link carries changes of xhat_i (`protocols/gossip/replicas`).
 
-gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the coarser Q, the smaller.  For a spectral gap g, a
-contraction c of Q and b = ||I - W||
+gamma, 0 < gamma <= 1: a larger one agrees sooner, until it diverges; a coarser Q needs a smaller one.  For a spectral
+gap g, a contraction c of Q and b = ||I - W||
 
-    theorem      g^2 c / (16 g + g^2 + 4 b^2 + 2 g b^2 - 8 g c)      always converges; thousands of times below what
-                                                                     most runs bear
-    practical    2 c / ((1 + 2 c) b)                                 ours, the default: below where averaging by top-k
-                                                                     diverges on every graph that was tried (tests)
+    theorem      g^2 c / (16 g + g^2 + 4 b^2 + 2 g b^2 - 8 g c)      always converges; thousands of times below
+                                                                     the limit of most runs
+    practical    2 c / ((1 + 2 c) b)                                 fedgossip's default: averaging by top-k converged
+                                                                     on every tested graph (tests)
 
-For random-k the practical rule is c / ((2 - c) b) (`practical_by_places`).  Neither has a g: divergence depends on c
+For random-k the practical rule is c / ((2 - c) b) (`practical_by_places`).  Neither contains g: divergence depends on c
 and the largest eigenvalue of I - W.
 
-With an outer step (`diloco` with a codec) u_i is that of x_i and v_i along the local change, without the disagreement,
-so peers stay up to lr / (1 - beta) times further apart than in `diloco`.  With that part in v averaging by signs
-diverges, and a late change moves the mean.
+With an outer step (`diloco` with a codec) u_i is the outer step of x_i and v_i along the local change alone, so peers
+stay up to lr / (1 - beta) times further apart than in `diloco`.  If v included the disagreement, averaging by signs
+would diverge, and a late change would move the mean.
 """
 
 from __future__ import annotations
@@ -42,28 +42,29 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
 
 KNOWN_TO_ALL = -1
-"""The round of an initial xhat: 0."""
+"""Version of the initial xhat: 0 at all peers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replicated:
-    """Arrays [d] or [n, d]: the model, its replica at the others, and the last round's payload, [bytes] or [n, bytes],
-    which a drawing codec cannot repeat.
+    """Arrays [d] or [n, d]: the model, its replica at the others, and the last round's payload, [bytes] or [n, bytes].
+
+    The payload is stored because a randomised codec cannot repeat it.
     """
 
     x: Vector
     known: Vector
     coded: Payload | None = None
     version: int = KNOWN_TO_ALL
-    """The round in which `known` has changed last, by `coded`."""
+    """The round in which `known` last changed, by `coded`."""
     base: int = KNOWN_TO_ALL
-    """The round in which it had changed before."""
+    """The round of its previous change."""
     v: Vector | None = None
-    """The outer momentum, of this peer's own updates."""
+    """The outer momentum, of this peer's updates only."""
 
 
 def theorem(gap: float, norm: float, contraction: float) -> float:
-    """Return the gamma with which averaging is proven to converge; 0 on a graph without a gap.
+    """Return the gamma for which averaging is proven to converge; 0 on a graph without a gap.
 
     Source: Koloskova, Stich and Jaggi (ICML 2019), theorem 2.
     """
@@ -72,14 +73,15 @@ def theorem(gap: float, norm: float, contraction: float) -> float:
 
 
 def practical(_gap: float, norm: float, contraction: float) -> float:
-    """Return the gamma that is taken where none is named, above the theorem's; `norm` is above 0."""
+    """Return the default gamma, above the theorem's; `norm` is above 0."""
     return 2 * contraction / ((1 + 2 * contraction) * norm)
 
 
 def practical_by_places(_gap: float, norm: float, contraction: float) -> float:
-    """Return random-k's default gamma: half of the largest with which averaging converges.
+    """Return random-k's default gamma: half of the largest for which averaging converges.
 
-    A place sent with probability c changes by gamma b times its last change in each of T rounds: E (1 - gamma b T)² = 1
+    An element sent with probability c changes by gamma b times its last change in each of T rounds: E (1 - gamma b T)²
+    = 1
     - 2 gamma b / c + (gamma b)² (2 - c) / c² < 1 for gamma below 2 c / ((2 - c) b).  2 c / ((1 + 2 c) b) diverged.
     """
     return contraction / ((2 - contraction) * norm)
@@ -89,13 +91,14 @@ RULES: Mapping[str, Callable[[float, float, float], float]] = {"practical": prac
 """(spectral gap, ||I - W||, contraction) -> gamma"""
 
 SIGNS = 2 / math.pi
-"""The contraction of signs of a vector of normal elements; the least, 1 / d, is that of one element beside zeros."""
+"""The contraction of signs of a vector of normal elements; the minimum, 1 / d, belongs to one nonzero element."""
 
 
 class Choco:
-    """Give the codec or its name, and gamma: a number, or a rule of RULES, which needs the graph's gap and ||I - W||.
+    """CHOCO-SGD by a codec or its name, and gamma: a number, or a rule of RULES, which needs the graph's gap and ||I -
+    W||.
 
-    `outer`: each peer takes that step along its update first.  Raises ConfigError for a codec without contraction, and
+    `outer`: each peer takes that step along its update first.  Raises ConfigError for a codec without contraction, or
     an invalid gamma.
     """
 
@@ -121,8 +124,8 @@ class Choco:
         self.codec, self._gamma, self._gap, self._norm = _contracting(codec, name), gamma, gap, norm
 
     def gamma(self, length: int) -> float:
-        """Return gamma of models of so many elements; a rule's has two digits.  Raises ConfigError where its gap is
-        unknown, or 0.
+        """Return gamma for models of `length` elements; a rule's has two digits.  Raises ConfigError if the gap is
+        unknown or 0.
         """
         if not isinstance(self._gamma, str):
             return float(self._gamma)
@@ -138,7 +141,7 @@ class Choco:
         return float(f"{min(1.0, found):.2g}")
 
     def contraction(self, length: int) -> float:
-        """Return what the rules take for the codec's contraction."""
+        """Return the codec's contraction factor used by the gamma rules."""
         if isinstance(self.codec, Sign):
             return max(SIGNS, 1 / length)
         return self.codec.contraction(VectorLayout.of_length(length, np.dtype("float32")))

@@ -2,15 +2,15 @@
 
 D-PSGD (Lian et al., NeurIPS 2017), adapt-then-combine:
 
-    x_i  <-  sum_j W_ij (x_j + u_j)         u_j: the change that node j's local steps made
+    x_i  <-  sum_j W_ij (x_j + u_j)         u_j: the change by node j's local steps
 
-Where we differ: the paper's algorithm 1 combines, then adapts; this form mixes the trained model, as today's systems
-do.  The stationary disagreements differ, and `tests/net/test_identity.py` distinguishes them.  Of several local steps
-u_j is the sum (local SGD).
+Where we differ: the paper's algorithm 1 combines, then adapts; this form mixes the trained model, as current systems
+do.  The stationary disagreements differ, and `tests/net/test_identity.py` distinguishes them.  For several local steps
+u_j is their sum (local SGD).
 
-D-PSGD as its paper writes it (Lian et al., NeurIPS 2017, algorithm 1), combine-then-adapt:
+D-PSGD as in its paper (Lian et al., NeurIPS 2017, algorithm 1), combine-then-adapt:
 
-    x_i  <-  sum_j W_ij x_j  +  u_i         u_i: the change that node i's local steps made, from x_i
+    x_i  <-  sum_j W_ij x_j  +  u_i         u_i: the change by node i's local steps, from x_i
 
 A round ends with an unmixed update, so peers stay further apart; `algorithm.options = { order = "cta" }` of `dsgd`.
 Where we differ: the vector is sent after the training, not during it.
@@ -64,7 +64,7 @@ class DSGD:
 
 @dataclass(frozen=True, eq=False)
 class UnmixedState:
-    """`x` [d] or [n, d]: the model; `update` waits until the round is mixed, None otherwise."""
+    """`x` [d] or [n, d]: the model; `update` waits until the round is mixed, else None."""
 
     x: Vector
     update: Vector | None = None

@@ -1,16 +1,16 @@
-"""A vector in fragments, of which one goes out in a round: the others wait for their turn.
+"""A vector in fragments; one is sent per round, and the others wait for their turn.
 
-    round   0   1   2   3   4   5              fragments = 3: each goes every third round
-    goes    0   1   2   0   1   2
+    round   0   1   2   3   4   5              fragments = 3: each is sent every third round
+    sent    0   1   2   0   1   2
 
 The staggered synchronisation of Streaming DiLoCo (Douillard and others, Streaming DiLoCo with overlapping
-communication, 2025), whose fragments are layers; here they are nearly equal, so a link's peak falls by their number
-whatever the layers.
+communication, 2025).  Its fragments are layers; here they have nearly equal lengths, so a link's peak falls by their
+number for any layers.
 
 DiLoCo on any graph, a fragment at a time; with f the fragment of the round, and v and rest beginning with 0:
 
     train from x_i + rest_i                 -> u_i
-    rest_i     <-  rest_i + u_i             trained and not sent yet
+    rest_i     <-  rest_i + u_i             trained and not sent so far
     D_i[f]     =   sum_j W_ij (x_j + rest_j)[f] - x_i[f]
     v_i[f]     <-  beta v_i[f] + D_i[f]
     x_i[f]     <-  x_i[f] + lr (beta v_i[f] + D_i[f])
@@ -42,7 +42,7 @@ FRAGMENTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """`cuts`: ascending places from 0 to the vector's length; fragment f is from cut f to the next."""
+    """`cuts`: ascending indices from 0 to the vector's length; fragment f is from cut f to the next."""
 
     cuts: tuple[int, ...]
 
@@ -52,22 +52,22 @@ class Fragments:
 
     @property
     def largest(self) -> int:
-        """Elements of the largest."""
+        """Number of elements of the largest fragment."""
         return max(stop - start for start, stop in pairwise(self.cuts))
 
     def number(self, round: int) -> int:
-        """Return which one goes out in a round."""
+        """Return the number of the fragment sent in a round."""
         return round % self.count
 
     def part(self, round: int) -> slice:
-        """Return its elements."""
+        """Return the elements sent in a round."""
         return slice(*self.cuts[self.number(round) :][:2])
 
 
 def fragments_of(length: int, segments: Sequence[Segment] = (), count: int = 1) -> Fragments:
     """Return `count` fragments of a vector [length], cut between rows of its tensors, within half a row of equal ones.
 
-    Raises ConfigError for more than the rows allow.
+    Raises ConfigError for more fragments than rows allow.
     """
     cuts = (0, *(_between_rows(length * f // count, segments) for f in range(1, count)), length)
     if any(stop <= start for start, stop in pairwise(cuts)):
@@ -77,7 +77,7 @@ def fragments_of(length: int, segments: Sequence[Segment] = (), count: int = 1) 
 
 
 def segments_within(segments: Sequence[Segment], part: slice) -> tuple[Segment, ...]:
-    """Return the tensors of a fragment, the rows of each that are in it; places are counted from its beginning."""
+    """Return the tensors of a fragment, with their rows inside it; positions are relative to its start."""
     found = []
     for one in segments:
         start, stop = max(one.start, part.start), min(one.stop, part.stop)
@@ -101,7 +101,7 @@ def _between_rows(place: int, segments: Sequence[Segment]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Unsent:
-    """Arrays [d] or [n, d]: the model that others know, the outer momentum, and what was trained and not sent."""
+    """Arrays [d] or [n, d]: the model that others have, the outer momentum, and the trained part not sent so far."""
 
     x: Vector
     v: Vector
@@ -123,7 +123,7 @@ class FragmentedDiLoCo:
         self.needs = Needs(linear=True, elements=count)
 
     def fragments(self, length: int) -> Fragments:
-        """Return where models [length] are cut.  Raises ConfigError for fewer elements than fragments."""
+        """Return the fragments of models [length].  Raises ConfigError for fewer elements than fragments."""
         return fragments_of(length, count=self.count)
 
     def start(self, x: Vector) -> Unsent:
@@ -161,5 +161,5 @@ class FragmentedDiLoCo:
         return replace(state, x=subtract(model, state.rest))
 
     def _part(self, x: Vector, round: int) -> tuple[EllipsisType, slice]:
-        """Return where the fragment of a round is in [d], or in each row of [n, d]."""
+        """Return the index of a round's fragment in [d], or in each row of [n, d]."""
         return (..., self.fragments(x.shape[-1]).part(round))

@@ -1,38 +1,38 @@
-"""Agreement on the optimum of the common loss, however unlike the data are: gradient tracking, D2 and EXTRA.
+"""Agreement on the optimum of the common loss for any distribution of the data: gradient tracking, D2 and EXTRA.
 
 Gradient tracking, adapt-then-combine (DSGT: Pu and Nedic, Distributed stochastic gradient tracking methods,
 Mathematical Programming 187, 2021; DIGing: Nedic, Olshevsky and Shi, SIAM J. Optim. 27, 2017):
 
-    y_i  <-  c_i + u_i                      u_i: the change that node i's local steps made, from x_i
+    y_i  <-  c_i + u_i                      u_i: the change by node i's local steps, from x_i
     x_i  <-  sum_j W_ij (x_j + y_j)
     c_i  <-  sum_j W_ij y_j - u_i           c_i begins with 0
 
-sum_i c_i = 0 in every round, so sum_i y_i = sum_i u_i: the peers agree on the common optimum however unlike their data
-are.
+sum_i c_i = 0 in every round, so sum_i y_i = sum_i u_i: the peers agree on the common optimum for any distribution of
+the data.
 
-Two vectors go out, so a message has twice the bytes of D-PSGD's.  Where we differ: the papers track gradients; u_i is
+Two vectors are sent, so a message has twice the bytes of D-PSGD's.  Where we differ: the papers track gradients; u_i is
 -rate times the gradient for one plain step, and the sum of several local steps otherwise.
 
-D2 (Tang, Lian, Yan, Zhang and Liu, ICML 2018), which is exact diffusion (Yuan, Ying, Zhao and Sayed, IEEE
-Transactions on Signal Processing 67, 2019):
+D2 (Tang, Lian, Yan, Zhang and Liu, ICML 2018), which is exact diffusion (Yuan, Ying, Zhao and Sayed, IEEE Transactions
+on Signal Processing 67, 2019):
 
-    x_i  <-  sum_j W_ij (x_j + u_j + c_j)   u_j: the change that node j's local steps made, from x_j
+    x_i  <-  sum_j W_ij (x_j + u_j + c_j)   u_j: the change by node j's local steps, from x_j
     c_i  <-  x_i - (x_i before) - u_i       c_i begins with 0
 
-which is x' = W (2 x - x_before - eta g + eta g_before), the papers' line.  sum_i c_i stays 0; one vector a message.
+which is x' = W (2 x - x_before - eta g + eta g_before), the papers' line.  sum_i c_i stays 0; one vector per message.
 
 Stable for one symmetric W with lambda_n > -1/3 (exactly: > -1 / (3 - 2 eta L), L the curvature): Metropolis weights of
-an even ring are on the edge, those of a 4 x 4 torus beyond it; weights = "lazy" is always inside.  A lost message
+an even ring are at the limit, those of a 4 x 4 torus beyond it; weights = "lazy" is always stable.  A lost message
 leaves a lasting bias.
 
 EXTRA (Shi, Ling, Wu and Yin, SIAM J. Optim. 25, 2015), with the paper's W~ = (I + W) / 2:
 
-    x_i  <-  sum_j W_ij x_j + u_i + c_i                   u_i: the change that node i's local steps made, from x_i
+    x_i  <-  sum_j W_ij x_j + u_i + c_i                   u_i: the change by node i's local steps, from x_i
     c_i  <-  c_i + (sum_j W_ij x_j - (x_i before)) / 2    c_i begins with 0
 
 which is x' = (I + W) x - W~ x_before - eta (g - g_before), the paper's line, summed over the rounds.  It combines
 before it adapts, so the graph bounds its step: one symmetric W, lambda_n > -1, and eta L < 1 + lambda_n, L the
-curvature (the paper's theorem; of a quadratic exactly (5 + 3 lambda_n) / 4).  Changing weights are not covered, so
+curvature (the paper's theorem; for a quadratic exactly (5 + 3 lambda_n) / 4).  Changing weights are not covered, so
 faults that lose messages are refused, as with D2.
 """
 
@@ -46,7 +46,7 @@ from fedgossip.base.vectors import Vector, add, linear, subtract
 
 @dataclass(frozen=True, eq=False)
 class Tracked:
-    """Arrays [d] or [n, d]; `correction` is None where it is zero, `update` until a round is trained."""
+    """Arrays [d] or [n, d]; `correction` is None for zero, `update` is None until a round is trained."""
 
     x: Vector
     correction: Vector | None = None
@@ -89,7 +89,7 @@ class GradientTracking:
 
 
 class D2:
-    """A peer that goes on from another model begins with c = 0."""
+    """A peer that resumes from another model begins with c = 0."""
 
     slots = (MODEL,)
     needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1 / 3, linear=True, lossless=True)
@@ -121,7 +121,7 @@ class D2:
 
 
 class EXTRA:
-    """A peer that goes on from another model begins with c = 0."""
+    """A peer that resumes from another model begins with c = 0."""
 
     slots = (MODEL,)
     needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1.0, linear=True, lossless=True)

@@ -2,35 +2,35 @@
 
 D-PSGD with momentum mixed like the model (Yu, Jin and Yang, ICML 2019):
 
-    M_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from x_i; M begins with 0
+    M_i  <-  beta M_i + u_i                 u_i: the change by node i's local steps, from x_i; M begins with 0
     x_i  <-  sum_j W_ij (x_j + M_j)
     M_i  <-  sum_j W_ij M_j
 
 nesterov: x_i  <-  sum_j W_ij (x_j + u_j + beta M_j), with the new M.
 
-Two vectors go out.  Each peer's own momentum (`train.momentum`) has the disagreement of a step eta / (1 - beta); a
-mixed one is nearly that of the mean.  M is a displacement, -rate times the paper's momentum, so it is multiplied by the
-new rate over the old one.
+Two vectors are sent.  Local momentum (`train.momentum`) causes the disagreement of a step eta / (1 - beta); mixed
+momentum is nearly that of the mean.  M is a displacement, -rate times the paper's momentum, so it is multiplied by new
+rate / old rate when the rate changes.
 
-DecentLaM (Yuan, Chen, Huang, Zhang, Pan, Xu and Yin, ICCV 2021), momentum of what the mixing makes of a step:
+DecentLaM (Yuan, Chen, Huang, Zhang, Pan, Xu and Yin, ICCV 2021), momentum of the step after mixing:
 
-    M_i  <-  beta M_i + sum_j W_ij (x_j + u_j) - x_i      u_j: the change that node j's local steps made, from x_j
+    M_i  <-  beta M_i + sum_j W_ij (x_j + u_j) - x_i      u_j: the change by node j's local steps, from x_j
     x_i  <-  x_i + M_i                                    M begins with 0
 
-One vector goes out.  M is 0 where D-PSGD stands still, so the stationary disagreement is D-PSGD's.  The paper's g~ = (x
+One vector is sent.  M is 0 at D-PSGD's fixed point, so the stationary disagreement is D-PSGD's.  The paper's g~ = (x
 - W (x - eta g)) / eta is -(M - beta M_before) / eta.
 
-Quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, ICML 2021), of the move that peers make together:
+Quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, ICML 2021), of the peers' common move:
 
-    x_i  <-  sum_j W_ij (x_j + u_j + beta M_j)    u_j: the change that node j's local steps made, from x_j
+    x_i  <-  sum_j W_ij (x_j + u_j + beta M_j)    u_j: the change by node j's local steps, from x_j
     M_i  <-  mu M_i + (1 - mu) (x_i - x_i before)     M begins with 0
 
-One vector goes out; the stationary disagreement is D-PSGD's, as M is 0 where nothing moves.  Where we differ: beta M
-acts once a round, on the sum of the local steps, not in each.
+One vector is sent; the stationary disagreement is D-PSGD's, as M is 0 at a fixed point.  Where we differ: beta M acts
+once a round, on the sum of the local steps, not in each.
 
-Two-tap gossip, which remembers the round before and so agrees sooner on a slow graph (Muthukrishnan, Ghosh and
-Schultz, First- and second-order diffusive methods for rapid, coarse, distributed load balancing, Theory of Computing
-Systems 31, 1998):
+Two-tap gossip uses the previous round too, and so agrees sooner on a slow graph (Muthukrishnan, Ghosh and Schultz,
+First- and second-order diffusive methods for rapid, coarse, distributed load balancing, Theory of Computing Systems 31,
+1998):
 
     x_i  <-  om sum_j W_ij (x_j + u_j) + (1 - om) (x_i of the round before)
 
@@ -55,7 +55,7 @@ from fedgossip.base.vectors import Vector, add, linear, subtract
 
 @dataclass(frozen=True, eq=False)
 class MomentumState:
-    """Arrays [d] or [n, d]; `motion` is None where it is zero; `rate` is the learning rate that it is of."""
+    """Arrays [d] or [n, d]; `motion` is None for zero; `rate` is its learning rate."""
 
     x: Vector
     motion: Vector | None = None
@@ -63,7 +63,7 @@ class MomentumState:
 
 
 class HasMotion(Protocol):
-    """A state with a motion, and the learning rate that it is of."""
+    """A state with a motion and its learning rate."""
 
     @property
     def motion(self) -> Vector | None: ...
@@ -76,7 +76,7 @@ State = TypeVar("State", bound=HasMotion)
 
 
 def at_rate(state: State, step: Step) -> State:
-    """Return the state with its motion as it is worth at the step's learning rate; 0, not known, changes nothing."""
+    """Return the state with its motion rescaled to the step's learning rate; unchanged for an unknown rate, 0."""
     if state.motion is None:
         return replace(state, rate=step.rate)  # type: ignore[type-var]
     known = np.logical_and(step.rate, state.rate)
@@ -86,21 +86,21 @@ def at_rate(state: State, step: Step) -> State:
 
 
 def share(option: str, value: Any) -> float:
-    """Return an option that is a share of what was.  Raises ConfigError unless it is a number in [0, 1)."""
+    """Return an option in [0, 1).  Raises ConfigError for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
     raise ConfigError(f"algorithm.options: {option} is {value!r}; expected a number from 0 to below 1", "Take 0.9.")
 
 
 def yes_or_no(option: str, value: Any) -> bool:
-    """Return an option that is on or off.  Raises ConfigError for anything else."""
+    """Return a boolean option.  Raises ConfigError for anything else."""
     if isinstance(value, bool):
         return value
     raise ConfigError(f"algorithm.options: {option} is {value!r}; expected true or false", "Leave it out for false.")
 
 
 class MixedMomentum:
-    """`beta` in [0, 1).  A peer that goes on from another model begins without momentum."""
+    """`beta` in [0, 1).  A peer that resumes from another model begins without momentum."""
 
     slots = (MODEL, Slot("momentum"))
     needs = Needs(plain_sgd=True, linear=True)
@@ -213,19 +213,19 @@ class QuasiGlobal:
 
 
 OM = 1.5
-"""The best om for slem 0.943, about that of a ring of 16; on a graph that is better tied another is."""
+"""The best om for slem 0.943, about that of a ring of 16; a better connected graph has a smaller one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """Arrays [d] or [n, d]: the model, and that of the round before."""
+    """Arrays [d] or [n, d]: the model, and the model of the previous round."""
 
     x: Vector
     before: Vector
 
 
 class TwoTap:
-    """Give `om`, or `slem` for the best om; none: OM.  Raises ConfigError for both, or one outside its range."""
+    """`om`, or `slem` for the best om; else OM.  Raises ConfigError for both, or for one outside its range."""
 
     slots = (MODEL,)
     needs = Needs(constant=True, symmetric=True, linear=True)

@@ -1,9 +1,9 @@
-"""The gossip algorithms by name: one line per method, from which checks, plans, the dry run and the docs follow.
+"""The gossip algorithms by name: one line per method determines checks, plans, the dry run and the docs.
 
     make("window-doubling", METHODS["window-doubling"], GraphFacts(13), {})
 
-A user's own, "module:Class", is any class with the methods of `base.GossipAlgorithm`, made with those of `n` and its
-options that it takes; errors and returned values name it and the round.
+A user's algorithm, "module:Class", is any class with the methods of `base.GossipAlgorithm`.  It is constructed with
+`n`, if it takes it, and its options; its errors name it and the round.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Method:
     make: Callable[..., Made]
     modes: tuple[str, ...] = ("sync",)
     what: str = ""
-    """In a few words, behind the name in the reference."""
+    """A few words, shown after the name in the reference."""
     weights: str | None = None
-    """The weights that the algorithm brings where the experiment names none."""
+    """Default weights if the experiment sets none."""
     private: bool = False
-    """Whether peers may learn the sums of models alone (`algorithm.private`)."""
+    """Whether peers may learn only sums of models (`algorithm.private`)."""
     facts: tuple[str, ...] = ("n",)
-    """Fields of `GraphFacts` passed to `make` where it has a parameter of that name; an experiment cannot set them."""
+    """Fields of `GraphFacts` passed to `make` if it has a parameter of that name; an experiment cannot set them."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt
 
 
 def push_sum(momentum: str = "local", beta: float = 0.9) -> Made:
-    """Return push-sum; momentum "mixed" is sent as mass, `beta` kept; "local" is `train.momentum`.
+    """Return push-sum; momentum "mixed" is sent as mass, with share `beta` retained; "local" is `train.momentum`.
 
-    Raises ConfigError for another word, and a beta outside [0, 1).
+    Raises ConfigError for another word, or a beta outside [0, 1).
     """
     if momentum not in ("local", "mixed"):
         raise ConfigError(f"push-sum has no momentum {momentum!r}", 'Take "mixed"; or "local", with train.momentum.')
@@ -90,9 +90,7 @@ def slowmo(
     beta: float = 0.7,
     nesterov: bool = False,
 ) -> Made:
-    """Return SlowMo round the algorithm `base` with its own options.  Raises ConfigError for an unfit base or
-    option.
-    """
+    """Return SlowMo around the algorithm `base` with its options.  Raises ConfigError for an unfit base or option."""
     if base not in SLOWED:
         raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
     return SlowMo(make(base, METHODS[base], GraphFacts(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
@@ -136,7 +134,7 @@ def diloco(
 
 
 SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
-"""Algorithms that slowmo can be round: what they keep beside x is none of a model's own past."""
+"""Algorithms that slowmo can wrap: their state next to x does not contain past values of the model."""
 
 METHODS: Mapping[str, Method] = table(
     ("dsgd", Method(dsgd, ("sync", "async"), private=True)),
@@ -164,14 +162,14 @@ METHODS: Mapping[str, Method] = table(
 
 
 def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, Any]) -> Made:
-    """Return the algorithm of a run.  Raises ConfigError for an option that it does not have."""
+    """Return the algorithm of a run.  Raises ConfigError for an unknown option."""
     check_options(name, method.make, options, ours=method.facts)
     takes = inspect.signature(method.make).parameters
     return method.make(**options, **{key: getattr(context, key) for key in method.facts if key in takes})
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:
-    """Return the method of a user's own class, checked in every round.  Raises ConfigError, once made, for an invalid
+    """Return the method of a user's class, checked in every round.  Its construction raises ConfigError for an invalid
     class.
     """
 
@@ -188,7 +186,7 @@ def own(name: str, kind: Callable[..., Made]) -> Method:
 
 
 def given(algorithm: Made) -> Method:
-    """Return the method of an object given in Python; what it returns is checked in every round."""
+    """Return the method of an object passed in Python; its return values are checked in every round."""
     return Method(lambda: Checked(type(algorithm).__name__, algorithm), weights=_brought(algorithm))
 
 
@@ -205,12 +203,12 @@ MEMBERS = ("start", "trained", "mixed", "model", "seen", "corrected", "rejoined"
 
 
 def _alike(vector: Vector) -> tuple[object, ...]:
-    """Return the common part of vectors [d] or [rows, d] of one algorithm."""
+    """Return the properties that must be equal for vectors [d] or [rows, d] of one algorithm."""
     return vector.dtype, vector.ndim, vector.shape[-1:]
 
 
 class Checked:
-    """Stands round an algorithm.  Raises ConfigError where it lacks a method, TrainingError for what it returns."""
+    """Wraps an algorithm.  Raises ConfigError if it lacks a method, TrainingError for invalid return values."""
 
     def __init__(self, name: str, algorithm: GossipAlgorithm[Any]) -> None:
         self.name, self.algorithm, self.round = name, algorithm, 0
@@ -239,7 +237,9 @@ class Checked:
         return self._state(self._asked("start", self.algorithm.start, x))
 
     def trained(self, state: Any, update: Vector | None, step: Step) -> tuple[Any, Vectors]:
-        """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for what it gives or raises."""
+        """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for invalid results and
+        exceptions.
+        """
         self.round = step.round
         given = self._asked("trained", self.algorithm.trained, state, update, step)
         if not (isinstance(given, tuple) and len(given) == 2):

@@ -7,17 +7,18 @@ Momentum over the displacements of rounds of local training:
 
 -D is the pseudo-gradient of DiLoCo (Douillard and others, DiLoCo: distributed low-communication training of language
 models, 2023), whose outer step is Nesterov's; without nesterov it is FedAvgM's server (Hsu, Qi and Brown, 2019).  One
-source for a server (`federated/fedavgm`), peers of a graph (`diloco`) and workers of a collective (`descent/base`).
+implementation for a server (`federated/fedopt`), peers of a graph (`diloco`) and workers of a collective
+(`descent/base`).
 
 DiLoCo on any graph: local steps, then an outer step along the round's displacement (`outer`).
 
-    s_i  =   x_i + u_i                      u_i: what node i's local steps made, with an optimiser of its own
+    s_i  =   x_i + u_i                      u_i: the change by node i's local steps, with a local optimiser
     D_i  =   sum_j W_ij s_j - x_i
     v_i  <-  beta v_i + D_i                 v begins with 0
     x_i  <-  x_i + lr (beta v_i + D_i)      without nesterov: x_i + lr v_i
 
 On the complete graph this is DiLoCo; without nesterov FedAvgM with every client in every round.  On random pairs it is
-NoLoCo (Kolehmainen and others, 2025) with one factor for both parts of D_i, and one vector a message.
+NoLoCo (Kolehmainen and others, 2025) with one factor for both parts of D_i, and one vector per message.
 
 Where we differ: the average is a round of the graph, so D and v hold the disagreement too.  On a quadratic the lasting
 disagreement is that of D-PSGD, lambda / (1 - lambda) times the changes'.  An eigenvalue lambda of the weights must be
@@ -27,17 +28,17 @@ take a beta of .5.
 
 SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds of another algorithm, the base.
 
-    every E rounds, with x' what the base has made of x since anchor = x:
+    every E rounds, with x' the base's x since anchor = x:
         D       <-  x' - anchor
         v       <-  beta v + D                  v begins with 0
         x       <-  anchor + alpha v            nesterov: anchor + alpha (beta v + D)
         anchor  <-  x
 
-alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  What the base keeps
-beside x stays.
+alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  The base's other
+state is unchanged.
 
 The paper averages all models before each of these steps: `topology.graph = "every:12:complete:ring"` does so in every
-12th round.  With another graph each peer steps on its own model, as the paper's variant.
+12th round.  With another graph each peer steps on its local model, as in the paper's variant.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ LR, BETA = 0.7, 0.9  # DiLoCo's
 
 @dataclass(frozen=True)
 class OuterStep:
-    """`lr` above 0, `beta` in [0, 1).  Raises ConfigError for others; `where` names their key."""
+    """`lr` above 0, `beta` in [0, 1).  Raises ConfigError for others; `where` is their key."""
 
     lr: float = LR
     beta: float = BETA
@@ -80,7 +81,7 @@ class OuterStep:
         return self.lr * (1 + self.beta) if self.nesterov else self.lr
 
     def taken(self, x: Vector, v: Vector, moved: Vector) -> tuple[Vector, Vector]:
-        """Return (x, v) after the step, of D = `moved`; arrays [d] or [n, d]."""
+        """Return (x, v) after the step for D = `moved`; arrays [d] or [n, d]."""
         v = linear((self.beta, v), (1, moved))
         if not self.nesterov:
             return linear((1, x), (self.lr, v)), v
@@ -132,7 +133,7 @@ class DiLoCo:
         return Outer(linear((1, state.x), (self.outer.gain, late)), add(state.v, late))
 
     def rejoined(self, state: Outer, model: Vector) -> Outer:
-        """The momentum stays: it covers past rounds, independent of their peers."""
+        """Keep the momentum: it covers past rounds, independent of their peers."""
         return replace(state, x=model)
 
 
@@ -146,7 +147,7 @@ class SlowState:
 
 
 class SlowMo:
-    """Extends `base`, with states that have a field x, the model.  `every` from 1, `alpha` above 0, `beta` in [0, 1).
+    """Extends `base`, whose states need a field x, the model.  `every` from 1, `alpha` above 0, `beta` in [0, 1).
 
     Raises ConfigError for others.
     """
@@ -197,7 +198,7 @@ class SlowMo:
         return self.base.seen(state.base, outgoing)
 
     def corrected(self, state: SlowState, differences: Vectors) -> SlowState:
-        """Count a late model; right after a slow step as if that step had seen it."""
+        """Count a late model; right after a slow step as if that step had included it."""
         after = self.base.corrected(state.base, differences)
         if state.since or state.slow.motion is None:
             return replace(state, base=after)

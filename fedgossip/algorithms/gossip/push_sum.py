@@ -2,31 +2,31 @@
 
 Push-sum, as stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML 2019), train then mix:
 
-    x_i  <-  sum_j P_ij (x_j + u_j)         u_j: the change that node j's local steps made, from z_j
+    x_i  <-  sum_j P_ij (x_j + u_j)         u_j: the change by node j's local steps, from z_j
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
 The columns of P sum to one, so the sums of x and w never change, on any directed graph and with another P in every
-round, and z converges to sum x / sum w = mean x.  A node needs the number of its receivers only.  Strongly connected, w
-stays away from zero.
+round, and z converges to sum x / sum w = mean x.  A node needs only the number of its receivers.  On strongly connected
+graphs w is bounded away from zero.
 
 Source of the sums: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
 
 Push-sum with momentum (Yu, Jin and Yang, ICML 2019) sent as mass like the model:
 
-    v_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from z_i; M begins with 0
+    v_i  <-  beta M_i + u_i                 u_i: the change by node i's local steps, from z_i; M begins with 0
     x_i  <-  sum_j P_ij (x_j + v_j)
     M_i  <-  sum_j P_ij v_j
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The sum of all M is beta times itself plus the sum of the updates, as of one peer with momentum.  Each peer's own
-momentum is `train.momentum`.
+The sum of all M is beta times itself plus the sum of the updates, as for one peer with momentum.  Local momentum is
+`train.momentum`.
 
 Push-DIGing: gradient tracking on directed graphs (Nedic, Olshevsky and Shi, Achieving geometric convergence for
 distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), adapt-then-combine:
 
-    y_i  <-  c_i + u_i                      u_i: the change that node i's local steps made, from z_i
+    y_i  <-  c_i + u_i                      u_i: the change by node i's local steps, from z_i
     x_i  <-  sum_j P_ij (x_j + y_j)
     c_i  <-  sum_j P_ij y_j - u_i           c_i begins with 0
     w_i  <-  sum_j P_ij w_j                 begins with 1
@@ -56,7 +56,7 @@ class Mass:
 
 
 class PushSum:
-    """For mixings whose columns sum to one: `build(topology, "push")`, and every doubly stochastic one."""
+    """For mixings with columns that sum to one: `build(topology, "push")`, and every doubly stochastic one."""
 
     slots = (MODEL, WEIGHT)
     needs = Needs(sums="columns")
@@ -93,7 +93,7 @@ def debiased(x: Vector, weight: Vector | float) -> Vector:
 
 @dataclass(frozen=True, eq=False)
 class MassInMotion:
-    """`x` and `motion` [d] or [n, d], None where it is zero; `weight` float64 [1] or [n, 1]; `rate`: see `momentum`."""
+    """`x` and `motion` [d] or [n, d], None for zero; `weight` float64 [1] or [n, 1]; `rate`: see `momentum`."""
 
     x: Vector
     weight: Vector
@@ -102,7 +102,7 @@ class MassInMotion:
 
 
 class PushMomentum:
-    """`beta` in [0, 1).  A peer that goes on from another model begins without momentum."""
+    """`beta` in [0, 1).  A peer that resumes from another model begins without momentum."""
 
     slots = (MODEL, Slot("momentum"), WEIGHT)
     needs = Needs(sums="columns", plain_sgd=True)
@@ -142,8 +142,8 @@ class PushMomentum:
 
 @dataclass(frozen=True, eq=False)
 class TrackedMass:
-    """`x` [d] or [n, d]; `weight` float64 [1] or [n, 1]; `correction` is None where it is zero, `update` until a round
-    is trained.
+    """`x` [d] or [n, d]; `weight` float64 [1] or [n, 1]; `correction` is None for zero, `update` None until a round is
+    trained.
     """
 
     x: Vector
@@ -153,7 +153,7 @@ class TrackedMass:
 
 
 class PushDIGing:
-    """For mixings whose columns sum to one.  A peer that resumes from another model begins with c = 0."""
+    """For mixings with columns that sum to one.  A peer that resumes from another model begins with c = 0."""
 
     slots = (MODEL, Slot("y"), WEIGHT)
     needs = Needs(sums="columns")

@@ -2,15 +2,15 @@
 Lin, Karimireddy, Stich and Jaggi, RelaySum for decentralized deep learning on heterogeneous data, NeurIPS 2021; the
 variant that averages models):
 
-    s_i     =   x_i + u_i                                         u_i: the change that node i's local steps made
-    m_ij    =   s_i + sum over neighbours k but j of m_ki         goes to j; m_ki: the sum from k in the round before
-    c_ij    =   1   + the same sum of c_ki                        how many models m_ij is the sum of
+    s_i     =   x_i + u_i                                         u_i: the change by node i's local steps
+    m_ij    =   s_i + sum over neighbours k but j of m_ki         sent to j; m_ki: the sum from k in the previous round
+    c_ij    =   1   + the same sum of c_ki                        number of models in the sum m_ij
     x_i     <-  (sum_j m_ji + (n - sum_j c_ji) s_i) / n           from the sums of this round
 
-x_i is the mean of all n models, each as old as its path is long.  On a tree no model counts twice.  While models are
-under way or lost, c gives the number of missing ones, each replaced by the peer's own.
+x_i is the mean of all n models, each delayed by the length of its path.  On a tree no model counts twice.  While models
+are in transit or lost, c counts the missing ones; each is replaced by the peer's model.
 
-There is no mix: each neighbour receives another sum (`protocols/gossip/relay_gossip`; all at once:
+There is no mixing: each neighbour receives a different sum (`protocols/gossip/relay_gossip`; all at once:
 `simulation/stacked`).
 """
 
@@ -50,14 +50,14 @@ class RelaySGD:
         return RelayState(x)
 
     def trained(self, state: RelayState, update: Vector | None, step: Step) -> tuple[RelayState, Vectors]:  # noqa: ARG002
-        """Messages are computed from s and from the received sums (`relay_sums`); of s alone in the first round."""
+        """Compute messages from s and the received sums (`relay_sums`); from s alone in the first round."""
         s = state.x if update is None else add(state.x, update)
         if state.heard is None or state.counts is None:
             return state, (s,)
         return state, (s, state.heard, state.counts)
 
     def mixed(self, state: RelayState, mixed: Vectors) -> RelayState:  # noqa: ARG002
-        """`mixed`: the mean (`averaged`), and what it was made of beside s; the mean alone without received sums."""
+        """`mixed`: the mean (`averaged`), and its inputs other than s; the mean alone without received sums."""
         return RelayState(*mixed)
 
     def model(self, state: RelayState) -> Vector:
@@ -74,7 +74,7 @@ class RelaySGD:
         return self.start(model)
 
     def averaged(self, s: Vector, received: Vector, counts: Vector) -> Vector:
-        """Return one node's mean of all models, [d], from its own and its neighbours' sums, also for false counts."""
+        """Return one node's mean of all models, [d], from its s and its neighbours' sums, also for false counts."""
         total, known = s.copy(), 1.0 + float(counts.sum())
         for message_sum in received:
             np.add(total, message_sum, out=total)
@@ -84,7 +84,7 @@ class RelaySGD:
 
 
 def relay_sums(s: Vector, received: Vector, counts: Vector) -> tuple[Vector, Vector]:
-    """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the round before.
+    """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the previous round.
 
     Prefix and suffix sums, 3 k additions: the total less a term would lose low bits.
     """

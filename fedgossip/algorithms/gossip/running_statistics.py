@@ -1,16 +1,16 @@
-"""Running statistics beside any algorithm: gradients move parameters, and statistics are averaged as they are.
+"""Running statistics next to any algorithm: gradients move parameters; statistics are only averaged.
 
     vector          [ parameters | statistics ]         a statistic: BatchNorm's running mean, its running variance
-    the algorithm   [ parameters |      0     ]         so whatever it remembers, adds or scales is 0 there
-    statistics      s_i  <-  sum_j W_ij t_j             t_j: what local training has counted, from s_j
+    the algorithm   [ parameters |      0     ]         so all its states, terms and factors are 0 there
+    statistics      s_i  <-  sum_j W_ij t_j             t_j: statistics after local training, from s_j
 
 A mean of variances is a variance; a momentum step, a correction of a late message or an extrapolation can go below 0,
-and the model answers nan.
+and the model then returns nan.
 
     Late messages   count for parameters alone.
     Shares          (push-sum) statistics are averaged by the shares' weight.
-    Exchanges       (asynchronous) both ends go on with the mean; one during a training counts as much as that.
-    Rules           (`combine`) a robust rule sees the parameters; of statistics it takes each element's median.
+    Exchanges       (asynchronous) both ends continue with the mean; one during a training has equal weight to it.
+    Rules           (`combine`) a robust rule applies to the parameters; statistics take each element's median.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def joined(vector: Vector, statistics: Vector) -> Vector:
 
 
 def counted(given: Vector, change: Vector, parameters: int) -> Vector:
-    """Return the statistics after a training, its start and change added; non-negative ones stay so."""
+    """Return the statistics after a training, start plus change; non-negative ones remain non-negative."""
     return add(given[..., parameters:], change[..., parameters:])
 
 
@@ -55,7 +55,7 @@ class Beside:
 
 
 class StatisticsBeside:
-    """An algorithm of vectors with `parameters` leading parameters, the others statistics.
+    """An algorithm of vectors with `parameters` leading parameters, followed by statistics.
 
     `exchanged`: arrivals between rounds are the statistics of an exchange, not differences.
     """
@@ -118,7 +118,7 @@ class StatisticsBeside:
         return frozen(vector[..., self.parameters :].copy())
 
     def _mean(self, vectors: Vectors) -> Vector:
-        """Return the statistics of what goes out, or of its sum: those of shares over their weight."""
+        """Return the statistics of outgoing vectors, or of their sum; for shares divided by their weight."""
         found = self._statistics(vectors[0])
         return frozen(found / vectors[-1].astype(found.dtype)) if self._shares else found
 
@@ -132,14 +132,14 @@ class StatisticsBeside:
 def with_statistics(
     algorithm: GossipAlgorithm[Any], parameters: int, length: int, *, asynchronous: bool = False
 ) -> GossipAlgorithm[Any]:
-    """Return the algorithm for vectors [length] with so many parameters; itself where all are, and on a tree."""
+    """Return the algorithm for vectors [length] with `parameters` parameters; unchanged if all are, and on a tree."""
     if parameters == length or isinstance(algorithm, RelaySGD):
         return algorithm
     return StatisticsBeside(algorithm, parameters, exchanged=asynchronous and algorithm.needs.sums != "columns")
 
 
 class CombinedApart:
-    """A rule of `combine` for parameters, beside the median of each element of the statistics."""
+    """A rule of `combine` for parameters, with the median of each element for statistics."""
 
     linear = False
 
@@ -154,12 +154,12 @@ class CombinedApart:
 
 
 def combined_apart(rule: Combination, parameters: int, length: int) -> Combination:
-    """Return the rule for vectors [length] of which so many elements are parameters; a sum needs no other."""
+    """Return the rule for vectors [length] with `parameters` parameters; a sum is unchanged."""
     return rule if rule.linear or parameters == length else CombinedApart(rule, parameters)
 
 
 def halfway(theirs: Vector, ours: Vector, parameters: int) -> Vector:
-    """Return what an exchange adds to our model: half of the difference; and behind it the mean of the statistics."""
+    """Return an exchange's addition to the local model: half of the difference, then the mean of the statistics."""
     h = scaled_difference(0.5, theirs, ours)
     if parameters == h.size:
         return h
@@ -167,5 +167,5 @@ def halfway(theirs: Vector, ours: Vector, parameters: int) -> Vector:
 
 
 def given_up(h: Vector, parameters: int) -> Vector:
-    """Return what an exchange adds to the model of its other end, given what `halfway` has returned."""
+    """Return an exchange's addition to the model at the other end, from the result of `halfway`."""
     return joined(negated(h), h[parameters:])

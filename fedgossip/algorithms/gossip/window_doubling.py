@@ -8,20 +8,20 @@
 
 Node i receives from the node of `topology.schedules.cycles.window_doubling`, with rows {i: 0, source: 1}.
 
-With training a peer trains from S/(m+1) and its own updates of this window, which join the sums when the next begins:
+With training, a peer trains from S/(m+1) plus its updates of this window; these join the sums when the next begins:
 
-    model = S/(m+1) + p          p: own updates since the window began
+    model = S/(m+1) + p          p: local updates since the window began
     at a window's first round    x = model + u, S = x, T = 0, p = 0
     at its other rounds          p = p + u
 
-The mean of `model` over the peers is in every round that of the first vectors plus all updates.  Without updates all
-have the exact mean from the end of the first window on.
+In every round the mean of `model` over the peers equals the mean of the first vectors plus all updates.  Without
+updates all have the exact mean from the end of the first window on.
 
-Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): updates do not enter sums under way, so a
+Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): updates do not enter sums in progress, so a
 window ends with the exact mean, and an update arrives up to a window later.
 
-All peers count the same phase: for synchronous runs without skipped rounds.  A missing source leaves its part of the
-window out, which moves the mean.
+All peers count the same phase: for synchronous runs without skipped rounds.  The part of a missing source is omitted
+from the window, which moves the mean.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedgossip.base.vectors import Vector, add, empty, frozen
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The sums of one peer, [d], or of all, [n, d]; T and pending are None where they are zero."""
+    """The sums of one peer, [d], or of all, [n, d]; T and pending are None for zero."""
 
     S: Vector
     T: Vector | None = None
@@ -46,7 +46,7 @@ class Window:
 
 
 class WindowDoubling:
-    """Of n >= 2 nodes."""
+    """For n >= 2 nodes."""
 
     slots = (MODEL,)
     needs = Needs(own_graph=True, constant_members=True, linear=True)
@@ -80,7 +80,7 @@ class WindowDoubling:
         return self.model(state)
 
     def corrected(self, state: Window, differences: Vectors) -> Window:
-        """Count what should have arrived in the last round; of an earlier one a part of it is lost."""
+        """Count a late arrival of the last round; of an earlier round a part is lost."""
         (difference,) = differences
         if state.phase == 0:
             return Window(add(state.S, _divided(difference, self.n)))
@@ -90,7 +90,7 @@ class WindowDoubling:
         return Window(model)
 
     def _counts(self, phase: int) -> int:
-        """Return m, how many others the sums count after `phase` rounds."""
+        """Return m, the number of other peers in the sums after `phase` rounds."""
         return (self.n - 1) >> (self.rounds - phase)
 
 

@@ -1,3 +1,3 @@
-"""Rules that combine models in spite of malicious peers (`robust_mixing`), and the attacks to test them (`attacks`).
-It imports `base`.
+"""Rules that combine models despite malicious peers (`robust_mixing`), and the attacks to test them (`attacks`).  It
+imports `base`.
 """

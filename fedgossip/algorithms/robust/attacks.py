@@ -1,15 +1,15 @@
 """Messages of attackers in place of their models: each a function of the models received in the round.
 
-    sign-flip     -x                                  x: the attacker's own model, which it trains and mixes as all do
+    sign-flip     -x                                  x: the attacker's model, trained and mixed as all are
     noise         x + scale N(0, 1)
-    label-flip    x, learned from examples of class C - 1 - y in the place of y
+    label-flip    x, trained on labels C - 1 - y in place of y
     ipm           -scale mean of the good              inner product manipulation: Xie, Koyejo and Gupta, UAI 2020
     alie          mean - z std of the good     a little is enough: Baruch, Baruch and Goldberg, NeurIPS 2019
-    dissensus     to t: x_t - scale sum_j w_tj (x_j - x_t) / sum of the weights that t gives attackers, j good
+    dissensus     to t: x_t - scale sum_j w_tj (x_j - x_t) / sum of t's weights for attackers, j good
         He, Karimireddy and Jaggi, Byzantine-robust decentralized learning via ClippedGossip, 2022
 
-The good are the honest peers whose models of this round the attacker has.  Where we differ: ipm and alie attack
-gradients at a server in their papers, here models.
+"Good" are the honest peers whose models of this round the attacker has.  Where we differ: in their papers ipm and alie
+attack gradients at a server, here models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedgossip.base.vectors import Vector, frozen, ordered_mix
 class ObservedModels:
     """An attacker's view of a round.
 
-    `own`: its model, [d]; `good`: honest ones by id, ascending; `row_of`: everyone's weights; `attackers`: their ids.
+    `own`: its model, [d]; `good`: honest ones by id, ascending; `row_of`: each peer's weights; `attackers`: their ids.
     """
 
     node: int
@@ -43,7 +43,7 @@ class ObservedModels:
 
 
 class Attack(Protocol):
-    """`aimed`: another vector for each that it is sent to."""
+    """`aimed`: each receiver gets a different vector."""
 
     @property
     def aimed(self) -> bool:
@@ -54,7 +54,7 @@ class Attack(Protocol):
 
 
 class SignFlip:
-    """The own model, with the sign turned."""
+    """The attacker's model with the opposite sign."""
 
     aimed = False
 
@@ -76,7 +76,7 @@ class AddedNoise:
 
 
 class LabelFlip:
-    """The lie is in the examples; what was learned from them is sent as it is."""
+    """The falsified labels are in the examples; the trained model is sent unchanged."""
 
     aimed = False
 
@@ -85,7 +85,7 @@ class LabelFlip:
 
 
 class InnerProduct:
-    """`scale`: how long the vector against the mean is."""
+    """`scale`: length of the vector against the mean, in units of the mean."""
 
     aimed = False
 
@@ -99,7 +99,7 @@ class InnerProduct:
 
 
 class ALittleIsEnough:
-    """`z`: how many standard deviations away from the mean."""
+    """`z`: number of standard deviations from the mean."""
 
     aimed = False
 
@@ -117,7 +117,7 @@ class ALittleIsEnough:
 
 
 class Dissensus:
-    """`scale`: how strongly those that it is sent to are driven from their honest neighbours."""
+    """`scale`: strength of the push that separates receivers from their honest neighbours."""
 
     aimed = True
 
@@ -154,12 +154,12 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = table(
 
 
 def attack_of(name: str, options: Mapping[str, Any]) -> Attack:
-    """Return an attack with its options.  Raises ConfigError for a name or an option that is none."""
+    """Return an attack with its options.  Raises ConfigError for an unknown name or option."""
     return chosen("adversary.attack", name, ATTACKS, options)
 
 
 def lies(attack: Attack, seen: ObservedModels, targets: tuple[int, ...]) -> dict[int, Vector]:
-    """Return the vectors for the targets; one object for a common vector."""
+    """Return the vectors for the targets; one shared object if they are equal."""
     if attack.aimed:
         return {to: attack.vector(seen, to) for to in targets}
     return dict.fromkeys(targets, attack.vector(seen, seen.node))

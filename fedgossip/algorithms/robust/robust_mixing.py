@@ -1,6 +1,6 @@
 """Rules that combine a peer's model with its neighbours': weighted sums, and robust rules against malicious peers.
 
-    linear             sum_j w_ij x_j                                       one liar moves it as far as it likes
+    linear             sum_j w_ij x_j                                       one malicious peer moves it arbitrarily far
     clipped            x_i + sum_j w_ij s_j (x_j - x_i), s_j = min(1, tau / ||x_j - x_i||)
         He, Karimireddy and Jaggi, Byzantine-robust decentralized learning via ClippedGossip, 2022
     trimmed-mean       the mean of each coordinate without its f smallest and f largest
@@ -8,12 +8,12 @@
     median             the middle of each coordinate
     geometric-median   the point of least summed distance, by smoothed Weiszfeld steps
         Pillutla, Kakade and Harchaoui, Robust aggregation for federated learning, IEEE TSP 70 (2022)
-    nna                the mean of the own and of the others but the f farthest from it
+    nna                the mean of the local model and all others but the f farthest from it
         Farhadkhani et al., Robust collaborative learning with linear gradient overhead, ICML 2023
 
-Only linear and clipped use the weights; none but linear keeps the mean of all peers.  Where we differ from `clipped`'s
-paper: its theory takes tau from honest neighbours' distances, which are unknown, its program 0.1; `tau = "adaptive"` is
-the largest distance without the f largest.
+Only linear and clipped use the weights; only linear keeps the mean of all peers.  Where we differ from `clipped`'s
+paper: its theory takes tau from honest neighbours' distances, which are unknown; its program uses 0.1; `tau =
+"adaptive"` is the largest distance without the f largest.
 
 Distances are summed in float64 in blocks of a fixed length: the same bits on every machine.
 """
@@ -32,7 +32,7 @@ from fedgossip.base.limits import chosen, table
 from fedgossip.base.vectors import BLOCK, RowGroups, Vector, empty, frozen, ordered_mix
 
 Row = Mapping[int, float]
-"""{id: weight}, ascending, one's own among them."""
+"""{id: weight}, ascending, including the peer's id."""
 Models = Mapping[int, Vector]
 """{id: vector [d]} of the same ids."""
 
@@ -46,10 +46,10 @@ class Combination(Protocol):
 
     @property
     def tolerates(self) -> int:
-        """Number of malicious neighbours that it tolerates: a neighbourhood needs more."""
+        """Number of malicious neighbours that it tolerates; a neighbourhood needs more members."""
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:
-        """Return what peer `node` goes on with, [d], frozen, in the models' type; nothing is changed."""
+        """Return the combined model of peer `node`, [d], frozen, in the models' type; nothing is changed."""
 
 
 class Linear:
@@ -62,9 +62,10 @@ class Linear:
 
 
 class Clipped:
-    """`tau`: maximum pull of a neighbour, or "adaptive", by `f`.  Where none is farther: the bits of `Linear`.
+    """`tau`: maximum pull of a neighbour, or "adaptive", by `f`.  If all neighbours are within tau: the bits of
+    `Linear`.
 
-    Raises ConfigError for another tau, and for an f below 0.
+    Raises ConfigError for another tau, or an f below 0.
     """
 
     linear = False
@@ -111,7 +112,9 @@ class CoordinateMedian:
 
 
 class GeometricMedian:
-    """At most `steps` of Weiszfeld's from the median; a distance below a millionth of the median one counts as that."""
+    """At most `steps` Weiszfeld steps from the median; a distance below a millionth of the median distance counts as
+    that.
+    """
 
     linear, tolerates = False, 0
 
@@ -135,7 +138,7 @@ class GeometricMedian:
 
 
 class NearestMean:
-    """`f` from 0: of the others so many are left out, the farthest; of equally far ones those of the highest ids."""
+    """`f` from 0: number of others left out, the farthest; of equally distant ones those with the highest ids."""
 
     linear = False
 
@@ -160,7 +163,7 @@ def distance(one: Vector, other: Vector) -> float:
 
 
 def liars(f: Any) -> int:
-    """Return an option that is a number of peers.  Raises ConfigError unless it is one, from 0 on."""
+    """Return an option that is a number of peers, 0 or more.  Raises ConfigError for anything else."""
     if isinstance(f, int) and not isinstance(f, bool) and f >= 0:
         return f
     raise ConfigError(f"algorithm.combine_options: f is {f!r}; expected a number of peers from 0 on", "Take 1.")
@@ -179,7 +182,7 @@ def _by_coordinate(vectors: Sequence[Vector], kept: Callable[[Any], Any]) -> Vec
 
 
 def combine_rows(rule: Combination, groups: RowGroups, stacked: Vector, out: Vector) -> None:
-    """Write what every peer goes on with: out[i] of the rows of `stacked` [n, d], the same bits as one by one."""
+    """Write every peer's combined model: out[i] from the rows of `stacked` [n, d], with the same bits as one by one."""
     for nodes, ids, weights in groups:
         for node, near, shares in zip(nodes.tolist(), ids.tolist(), weights.tolist(), strict=True):
             out[node] = rule.combine(node, dict(zip(near, shares, strict=True)), {j: stacked[j] for j in near})
@@ -199,5 +202,5 @@ COMBINATIONS: Mapping[str, Callable[..., Combination]] = table(
 
 
 def combination(name: str, options: Mapping[str, Any]) -> Combination:
-    """Return a rule with its options.  Raises ConfigError for a name or an option that is none."""
+    """Return a rule with its options.  Raises ConfigError for an unknown name or option."""
     return chosen("algorithm.combine", name, COMBINATIONS, options)
