@@ -1,5 +1,6 @@
-"""A table's cell as missing, a number, or a word, for all readers of tables.  Numbers have ASCII digits, a point, an
-exponent: 1_000 and inf are words.
+"""A table's cell as missing, a number, or a word, for all readers of tables.
+
+Numbers have ASCII digits, a point, an exponent: 1_000 and inf are words.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ MISSING = frozenset(
     {"", "na", "n/a", "nan", "-nan", "null", "none", "?", ".", "#n/a", "#na", "#n/a n/a", "<na>", "nat"}
     | {"1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "#value!", "#null!", "#div/0!", "#ref!", "#num!", "#name?"}
 )
-"""Missing values in lower case, as pandas, R, SAS, SQL and spreadsheets write them."""
+"""Missing values in lower case, as written by pandas, R, SAS, SQL and spreadsheets."""
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
 """Largest finite float32."""
@@ -34,8 +35,8 @@ def is_missing(cell: str) -> bool:
 
 @lru_cache(1 << 16)  # a command reads a cell for the schema, the model and the digest of records
 def number_in(cell: str) -> float | None:
-    """Return the number in a cell; None without one, beyond float32, or an integer beyond float64's digits (a patient
-    number).
+    """Return the number in a cell; None without one, beyond float32, or for an integer beyond float64's digits (a
+    patient number).
     """
     if not _NUMBER.fullmatch(cell):
         return None
@@ -57,10 +58,10 @@ def class_name(cell: str) -> str:
 
 
 def missing_labels(cells: Collection[str], classes: Collection[str] = ()) -> frozenset[str]:
-    """Return the distinct cells of a label column that stand for a missing label.
+    """Return the distinct cells of a label column that mean a missing label.
 
     Those of `is_missing`; "-" in a column without "+"; and a code like -9 or -999, the only negative number.
-    `classes`: fixed elsewhere (a model, the common test file): in the last two cases such a cell is that class.
+    `classes`: known classes (from a model, or the common test file): in the last two cases a cell in it is that class.
     """
     found = {cell for cell in cells if is_missing(cell)}
     if "-" in cells and "+" not in cells and "-" not in classes:

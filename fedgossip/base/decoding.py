@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 DEPTH_MAX = 32
-"""Maximum depth of nested lists and maps.  The deepest that fedgossip writes has 9."""
+"""Maximum depth of nested lists and maps.  fedgossip writes at most 9."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}{_PART}")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class UnreadableError(ValueError):
-    """Invalid bytes; the message is one line, which may quote their author."""
+    """Invalid bytes; the message is one line, which may quote them."""
 
 
 class Decoder(Protocol[T_co]):
@@ -54,7 +54,7 @@ def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = 
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Parse TOML.  Raises tomllib.TOMLDecodeError, with the position, for invalid text."""
+    """Parse TOML.  Raises tomllib.TOMLDecodeError with the position for invalid text."""
     if _LONG_KEY.search(text):  # before: tomllib takes minutes for a key of 30 000 parts
         raise _too_deep(tomllib.TOMLDecodeError)
     try:

@@ -1,4 +1,4 @@
-"""The errors that fedgossip raises on purpose: the message names the fault and its place, the advice the next step;
+"""The errors that fedgossip raises deliberately: the message states the fault and its place, the advice the next step;
 `needed` reports absent extras.
 """
 
@@ -18,7 +18,7 @@ PARTIAL_EXIT = 9
 
 
 class FedgossipError(Exception):
-    """Base of the family: ``str(error)`` is the one line of error, ``error.advice`` that of advice."""
+    """Base of the family: ``str(error)`` is one line with the error, ``error.advice`` one with the advice."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class ConfigError(FedgossipError):
 
 
 class NotWrittenError(ConfigError):
-    """A file of a run that could not be written, because the disk is full, say; `path` is as it was."""
+    """A file of a run could not be written, for example because the disk is full; `path` is unchanged."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -49,7 +49,7 @@ class NotWrittenError(ConfigError):
 
 
 def not_writable(path: Path, error: OSError) -> ConfigError:
-    """Return the error of a folder that could not be made or opened for a command's results."""
+    """Return the error for a folder of results that could not be created or opened."""
     if isinstance(error, FileExistsError | NotADirectoryError):
         return ConfigError(f"{path}: a file is there, and a folder was expected", "Give another folder with --out.")
     return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
@@ -73,7 +73,7 @@ class NetworkError(FedgossipError):
 
 
 class PeerError(FedgossipError):
-    """Another peer sent an unacceptable message; ``peer`` is its id, or None where unknown."""
+    """Another peer sent an unacceptable message; ``peer`` is its id, or None if unknown."""
 
     exit_code = 4
 
@@ -87,7 +87,7 @@ class ProtocolError(PeerError):
 
 
 class TrainingError(FedgossipError):
-    """Local training failed: the loss is not finite, or the user's own function raised."""
+    """Local training failed: the loss is not finite, or the user's function raised."""
 
     exit_code = 5
 
@@ -163,14 +163,14 @@ EXIT_CODES: Mapping[int, ExitCode] = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean 'X'?" for the known word nearest to `word`, or the list of known words."""
+    """Return "did you mean 'X'?" with the known word nearest to `word`, or the list of known words."""
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(words)}."
 
 
 def needed(module: str, extra: str, what: str, otherwise: str = "") -> Any:
-    """Return a module that `what` needs.  Raises ConfigError, which names the extra, and what works without it."""
+    """Return a module that `what` needs.  Raises ConfigError with the extra, and with what works `otherwise`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -178,6 +178,6 @@ def needed(module: str, extra: str, what: str, otherwise: str = "") -> Any:
 
 
 def missing(package: str, extra: str, what: str, otherwise: str = "") -> ConfigError:
-    """Return the error of a package that `what` needs."""
+    """Return the error for a missing package that `what` needs."""
     advice = f"pip install 'fedgossip[{extra}]'"
     return ConfigError(f"{what} needs {package}", f"{advice}; {otherwise}" if otherwise else advice)

@@ -1,4 +1,4 @@
-"""Threads that end the process when they fail: otherwise others would wait for their work for ever."""
+"""Threads that end the process when they fail: otherwise others would wait forever for their work."""
 
 from __future__ import annotations
 

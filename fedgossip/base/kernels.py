@@ -2,9 +2,9 @@
 
 Torch's libraries read the environment at their first computation; `prefer` sets their kernels before:
 
-    reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The default,
-                   since an update depends on its job alone; without it MKL rounds some odd shapes differently in a
-                   batch of one (seen on an AMD EPYC with AVX-512; the mode costs nothing that could be measured).
+    reproducible   MKL_CBWR=AUTO: the bits of a product do not depend on others in the call.  The default, since an
+                   update depends on its job alone; without it MKL rounds some odd shapes differently in a batch of one
+                   (observed on an AMD EPYC with AVX-512; the mode has no measurable cost).
     portable       MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2: the same bits on different x86-64 processors, for
                    experiments with train.portable; `learning.one_model.devices` does the rest.
 
@@ -27,7 +27,7 @@ REPRODUCIBLE = {MKL: "AUTO"}
 PORTABLE = {MKL: "COMPATIBLE", ATEN: "avx2"}
 
 AUTO, COMPATIBLE = 2, 3
-"""MKL's numbers of its modes; 1: no mode."""
+"""MKL's numbers for its modes; 1: no mode."""
 
 X86 = ("x86_64", "AMD64")
 
@@ -35,7 +35,7 @@ _usual: dict[str, str] = {}
 """The environment of runs that are not portable."""
 
 _late = False
-"""Whether torch had chosen its kernels before this package was imported."""
+"""Whether torch had selected its kernels before this package was imported."""
 
 
 def prepare() -> None:
@@ -76,8 +76,9 @@ def late() -> bool:
 
 
 def mkl_mode() -> int | None:
-    """Return the mode that MKL reports (undocumented), where torch is loaded, or None: only MKL can tell whether the
-    environment was set in time.
+    """Return the mode that MKL reports (undocumented) if torch is loaded, else None.
+
+    Only MKL shows whether the environment was set in time.
     """
     import ctypes
     from pathlib import Path
@@ -90,8 +91,7 @@ def mkl_mode() -> int | None:
 
 
 def mode() -> str:
-    """Return the mode of this process in a word or two: "reproducible", "portable", the user's own value, or "as they
-    come"."""
+    """Return this process's mode: "reproducible", "portable", the user's value, or "as they come"."""
     chosen = os.environ.get(MKL)
     if chosen is None or late():
         return "as they come"
@@ -101,12 +101,12 @@ def mode() -> str:
 
 
 def used() -> str | None:
-    """Return the mode where torch is loaded; None before."""
+    """Return the mode if torch is loaded; else None."""
     return mode() if "torch" in sys.modules else None
 
 
 def remarks() -> list[str]:
-    """Return warnings about the kernels to show before a run begins; [] without any."""
+    """Return warnings about the kernels to show before a run begins; [] without warnings."""
     if not late():
         return []
     text = "torch had computed before fedgossip was imported, so its kernels are as they come"
@@ -114,9 +114,7 @@ def remarks() -> list[str]:
 
 
 def built_for_cpu() -> bool:
-    """Whether the installed torch is a CPU-only build, by its version file; False where unknown, or with Apple's
-    GPU.
-    """
+    """Whether the installed torch is a CPU-only build, by its version file; False if unknown, or with Apple's GPU."""
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -155,18 +153,19 @@ def processor_mark() -> int:
 
 
 PYTHON = (sys.executable, "-P")
-"""Start of the command line of another process of ours; -P, as `python -m` would import modules of a stranger's folder
-first.
+"""Start of the command line of another fedgossip process.
+
+With -P, as `python -m` would otherwise import modules from the working folder first.
 """
 
-# The amount of freed memory that the C library keeps for reuse.
+# The amount of freed memory that the C library retains for reuse.
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def keep(block: int, total: int) -> None:
-    """Keep freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process.
+    """Retain freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process.
 
     glibc would return them to the system, and a page fault per 4 KiB costs more than writing.  No effect with other C
     libraries.
@@ -179,10 +178,10 @@ def keep(block: int, total: int) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Import, or make a population, with the garbage collector off: a tenth of torch's import time, half of a million
-    seats' set-up.
+    """Turn the garbage collector off during an import, or the creation of many objects.
 
-    What was made is then of the oldest generation.
+    It saves a tenth of torch's import time, and half of the set-up of a million seats.  The new objects then belong to
+    the oldest generation.
     """
     before, modules = gc.isenabled(), len(sys.modules)
     gc.disable()

@@ -55,7 +55,7 @@ class KeyedTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some rows of a table: `values` are those of the keys, concatenated, [k * width]."""
+    """Some rows of a table: `values` of the keys, concatenated, [k * width]."""
 
     keys: Keys
     values: Vector

@@ -26,7 +26,7 @@ ABOVE_0 = sys.float_info.min
 MOST = 2**31 - 1
 """The largest count."""
 LONGEST_SECONDS = 1e9
-"""Thirty years; times are kept in 64-bit nanoseconds."""
+"""Thirty years; times are stored in 64-bit nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,13 @@ class Within:
 
     @property
     def wording(self) -> str:
-        """The allowed values in a few words; an unreachable limit is left out."""
+        """The allowed values as a short text; an unreachable limit is omitted."""
         return between(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A value of a table or of a list, or None where the type has it; with `own` also "module:function", code of the
-    user's own.
-    """
+    """A value of a table or list, or None if the type allows it; with `own` also "module:function", a user's code."""
 
     words: Collection[str]
     own: bool = False
@@ -113,8 +111,8 @@ class Words:
 
 @dataclass(frozen=True)
 class KnownNames:
-    """The names of a table with a few words each, for `explain` and the reference; no limit: numbers or user code may
-    follow.
+    """The names of a table with short descriptions, for `explain` and the reference.  No limit: numbers or user code
+    may follow.
     """
 
     names: Mapping[str, str]
@@ -131,7 +129,7 @@ SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
 
 
 def between(low: float, high: float) -> str:
-    """Return two limits in words."""
+    """Return two limits as a text."""
     least = "above 0" if low == ABOVE_0 else f"at least {low:,g}"
     most = f"{int(high):,}" if high >= 1 else f"{high:g}"
     return least if high >= LONGEST_SECONDS else f"{least}, at most {most}"
@@ -185,13 +183,12 @@ class CalledWith:
 
 
 def check_call(name: str, function: Callable[..., Any], call: CalledWith, values: Sequence[object] = ()) -> None:
-    """Raise ConfigError where `function`, named `name`, does not accept the arguments of `call`; `values`: those, where
-    informative.
+    """Raise ConfigError if `function`, called `name`, does not accept the arguments of `call`.
 
-    A function without a signature passes.
+    `values`: the arguments, if they help the message.  A function without a signature passes.
     """
     try:
-        # not the wrapped function's signature: a decorator may add arguments
+        # Not the wrapped function's signature: a decorator may add arguments.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return
@@ -217,8 +214,8 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
 
 
 def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
-    """Raise ConfigError for an option that `make` does not take, or lacks; `ours`: parameters that options may not
-    set.
+    """Raise ConfigError for an option that `make` does not accept, or that it lacks; `ours`: parameters that options
+    may not set.
     """
     takes = inspect.signature(make).parameters
     known = set(takes) - set(ours)

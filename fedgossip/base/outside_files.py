@@ -1,8 +1,8 @@
-"""Opens all files of untrusted origin; a test finds readers that bypass it.
+"""Opens all files of untrusted origin; a test detects readers that bypass it.
 
 A reader gets a regular file or an OSError at once: no pipe, no device, no oversized (or sparse) file, no link out of
 its folder, as a run directory from another person must not expose the reader's files.  A link inside is opened by its
-resolved name, folder by folder without links.  `named` follows links of the user's own path.
+resolved name, folder by folder without links.  `named` follows links in the user's path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine, or that its container may take; 64 GiB where unknown."""
+    """Return this machine's bytes of memory, or its container's limit; 64 GiB if unknown."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         with contextlib.suppress(OSError, ValueError):  # no limit, or none by cgroups of version 2
@@ -49,18 +49,19 @@ LARGE = min(32 * _GIB, MEMORY)
 """Maximum number of bytes of a model or of data: at most this machine's memory."""
 
 INFLATED_LEAST, INFLATED_RATIO = _GIB, 100
-"""Maximum number of bytes of compressed arrays; more up to this multiple of their file's bytes."""
+"""Maximum number of bytes of compressed arrays; for larger files this multiple of their size."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def named(path: Path | str) -> Path:
-    """Return the path of a file named by the user, with all links resolved."""
+    """Return the path of a user-given file, with all links resolved."""
     return Path(os.path.realpath(path))
 
 
 def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> io.BufferedReader:
-    """Open a regular file of at most `limit` bytes; `within`: the folder that a link may not leave, by default its own.
+    """Open a regular file of at most `limit` bytes; `within`: the folder that a link may not leave, by default its
+    folder.
 
     Raises OSError with the expectation in its text.
     """
@@ -98,10 +99,10 @@ def read_text(path: Path, limit: int = SMALL, *, errors: str = "strict", within:
 
 
 def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
-    """Yield a record's lines from byte `at` on, with their ends (a truncated last one has none).
+    """Yield a record's lines from byte `at` on, with their line ends; a truncated last one has none.
 
-    LINE_MAX bytes are in memory, and the file is closed between reads: many records at once.  Raises OSError, also for
-    a longer line.
+    At most LINE_MAX bytes are in memory, and the file is closed between reads, so that many records can be read at
+    once.  Raises OSError, also for a longer line.
     """
     while True:
         with open_file(path, ROWS) as file:
@@ -120,7 +121,7 @@ def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_by_name(path: Path, limit: int = LARGE) -> Iterator[str]:
-    """Give a name by which a library opens the checked file itself; where the system has none, the path.
+    """Yield a name under which a library opens the checked file itself; the path if the system has no such names.
 
     Raises OSError.
     """
@@ -136,7 +137,7 @@ def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) ->
 
 
 def check_inside(path: Path, folder: Path) -> str:
-    """Return the resolved path, also of what is not there.  Raises OSError where a link leads out of `folder`."""
+    """Return the resolved path, also of a missing file.  Raises OSError if a link leads out of `folder`."""
     real, home = os.path.realpath(path), os.path.realpath(folder)
     if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
         raise OSError(errno.ELOOP, "a link that leads out of its folder", str(path))
@@ -146,8 +147,8 @@ def check_inside(path: Path, folder: Path) -> str:
 def check_folder(folder: Path, *, within: Path | None = None) -> Path:
     """Return an untrusted folder without links, of files or folders, that lead out of it.
 
-    Code that writes in such a folder, or reads subfolders, calls this first.  `within`: the ancestor that no link may
-    leave, by default `folder`.  Raises OSError.
+    Call it before writing in such a folder, or reading its subfolders.  `within`: the ancestor that no link may leave,
+    by default `folder`.  Raises OSError.
     """
     home = within or folder
     check_inside(folder, home)

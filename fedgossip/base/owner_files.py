@@ -1,10 +1,10 @@
 """Files and folders of a run, readable by their owner only.
 
-**Marks**: what a command reads as its user's own by its place (a key, a policy, an invite's folder) bears a mark that
-this user's commands alone can write.
+**Marks**: a command accepts some files as its user's by their place (a key, a policy, an invite's folder).  They
+contain a mark that only this user's commands can write.
 
-    ~/.local/state/fedgossip/keys/marks    the secret of the marks; $XDG_STATE_HOME where that is set
-    "# mark: HEX" in a key or a policy     of the key pair; of the path, as people edit a policy
+    ~/.local/state/fedgossip/keys/marks    the secret of the marks; $XDG_STATE_HOME if set
+    "# mark: HEX" in a key or a policy     of the key pair; for a policy of its path, as people edit it
     FOLDER/owner.mark                      of the folder's path
 
 **Locks**: one process holds an open file's lock; by flock on Linux and macOS, on Windows by a byte far beyond the end
@@ -31,7 +31,7 @@ from typing import BinaryIO, TypeVar, cast
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, NotWrittenError
 
-# Opening files while all descriptors may be taken for a while, by a burst of connections, say.
+# Opening files while a burst of connections, for example, uses all descriptors.
 
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 10.0, 0.05
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 def patiently(open: Callable[[], T]) -> T:
-    """Call `open`; without descriptors retry for at most PATIENCE_SECONDS.
+    """Call `open`; without free descriptors retry for at most PATIENCE_SECONDS.
 
-    Raises its last OSError or ZeroMQ error, another cause at once.
+    Raises its last OSError or ZeroMQ error, and any other error at once.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -58,7 +58,7 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opened(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
-    """Open a binary file as `open` does; a new one is its owner's only, and a link is refused.
+    """Open a binary file as `open` does; a new file is accessible to its owner only, and a link is refused.
 
     Raises OSError.
     """
@@ -112,16 +112,14 @@ def _open(path: str, flags: int) -> int:
 
 
 _MARK_BYTES = 32
-"""Bytes of the secret of marks."""
+"""Number of bytes of the secret of marks."""
 _MARK = "# mark: "
 ADOPT = "fedgossip keys own"
-"""The command by which a person takes a file or folder as their own."""
+"""The command that marks a file or folder as the user's."""
 
 
 def keys_folder() -> Path:
-    """Return the folder of secrets outside all runs: the owner's alone.  Raises NotWrittenError where there can be
-    none.
-    """
+    """Return the owner's folder of secrets outside all runs.  Raises NotWrittenError if it cannot be created."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
     here = getattr(os, "getuid", lambda: 0)()
     wanted = state / "fedgossip" / "keys"
@@ -171,7 +169,7 @@ def check_marked(path: Path, text: str, what: str) -> None:
 
 
 def foreign(path: Path) -> ConfigError:
-    """Return the refusal of what lies where this user's own would lie."""
+    """Return the refusal of a file without this user's mark, in a place for the user's files."""
     text = f"{path}: no command of yours on this machine has made this, and whoever did chooses what it says"
     return ConfigError(
         text, f"Begin in another folder.  If it is yours, from elsewhere: {ADOPT} {shlex.quote(str(path))}"
@@ -179,7 +177,7 @@ def foreign(path: Path) -> ConfigError:
 
 
 FAR = 1 << 40
-"""The byte that is locked on Windows, where locked bytes can be neither read nor written."""
+"""Number of the byte locked on Windows, where locked bytes can be neither read nor written."""
 
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
@@ -189,7 +187,7 @@ _warned = False
 
 
 def opened_to_lock(path: Path) -> int:
-    """Open a file for appending and locking, its owner's only, without links where possible; return its descriptor.
+    """Open a file for appending and locking, for its owner only, without links if possible; return its descriptor.
 
     Raises OSError.
     """
@@ -198,9 +196,9 @@ def opened_to_lock(path: Path) -> int:
 
 
 def taken(file: int) -> bool:
-    """Take an open file's lock without waiting; False where another holds it.
+    """Lock an open file without waiting; return False if another process holds the lock.
 
-    Without locks here: True, with a warning once.  Raises OSError.
+    On a file system without locks: True, with one warning.  Raises OSError.
     """
     found = taken_if_any(file)
     if found is None:
@@ -209,7 +207,7 @@ def taken(file: int) -> bool:
 
 
 def taken_if_any(file: int) -> bool | None:
-    """As `taken`; None where the file system has no locks."""
+    """As `taken`; None on a file system without locks."""
     fcntl = _module("fcntl")
     if fcntl is None:
         return _byte_taken(file)

@@ -14,11 +14,11 @@ class Score:
     """The metric of a run, reported for the averaged model, the mean peer and the worst peer."""
 
     name: str
-    """Name of the metric; empty for a task without one, where all values are None."""
+    """Name of the metric; empty for a task without one, whose values are all None."""
     better: str = HIGHER
     """HIGHER or LOWER."""
     unit: str = ""
-    """Unit of the number, in words."""
+    """Unit of the number, as a text."""
     share: bool = False
     """Whether it lies between 0 and 1."""
     percent: bool = False
@@ -44,12 +44,12 @@ class Score:
 
     @property
     def word(self) -> str:
-        """The name in a sentence."""
+        """The name for a sentence."""
         return self.title or self.name
 
     @property
     def note(self) -> str:
-        """Return the unit and the better direction in brackets; empty where the name implies both."""
+        """Return the unit and the better direction in brackets; empty if the name implies both."""
         notes = ", ".join(part for part in (self.unit, f"{self.better} is better") if part)
         return "" if self.percent else f" ({notes})"
 
@@ -62,7 +62,7 @@ NO_SCORE = Score("")
 class BestSoFar:
     """The round with the best finite score, the first of equal ones; never round 0.
 
-    `patience`: evaluations in a row without a better score that end the run; 0: none.
+    `patience`: number of successive evaluations without a better score that end the run; 0: no limit.
     """
 
     score: Score

@@ -1,6 +1,6 @@
 """Named random streams: every random number is a function of (root seed, purpose, ids), never of a global generator.
 
-Two uses never share a stream: an added draw changes no other number, and a peer computes its stream alone.
+Two uses never share a stream: an added draw changes no other number, and a peer computes its stream independently.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 
 USUAL = 1
-"""Default root seed of an experiment, and of a graph resolved alone."""
+"""Default root seed of an experiment, and of a graph that is resolved alone."""
 
 
 def integer(root: int, purpose: str, *ids: int) -> int:
@@ -20,5 +20,5 @@ def integer(root: int, purpose: str, *ids: int) -> int:
 
 
 def stream(root: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Return the generator named (root, purpose, ids); the same name always gives the same numbers."""
+    """Return the generator for (root, purpose, ids); the same arguments always yield the same numbers."""
     return np.random.Generator(np.random.PCG64(integer(root, purpose, *ids)))

@@ -1,4 +1,4 @@
-"""Signals by purpose.  A signal missing on Windows is left out there."""
+"""Signals by purpose.  A signal missing on Windows is omitted there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_TERMINALS = tuple(number for name in ("SIGINT", "SIGHUP") if (number := getat
 
 
 def to_group(leader: int, number: int) -> None:
-    """Send a signal to a process that leads a group, and to all in it.  Raises ProcessLookupError."""
+    """Send a signal to the leader of a process group, and to the whole group.  Raises ProcessLookupError."""
     if send := getattr(os, "killpg", None):
         send(leader, number)
     else:
@@ -46,11 +46,11 @@ for number in (0, signal.SIGINT, signal.SIGKILL):
 
 
 class GroupWatch:
-    """Ends groups of processes when this process has ended without ending them, by SIGKILL for example.
+    """Ends process groups when this process has ended without ending them, by SIGKILL for example.
 
-    A process reads a pipe from this one.  When it closes, it waits `grace` seconds, sends SIGINT to running groups, and
-    SIGKILL after as long again (a program that has not joined cannot watch its launcher, and Linux's signal for a
-    parent's death reaches no group).
+    A process reads a pipe from this one.  When the pipe closes, it waits `grace` seconds, sends SIGINT to running
+    groups, and after another `grace` seconds SIGKILL.  A program that has not joined cannot watch its launcher, and
+    Linux's signal for a parent's death reaches no group.
     """
 
     def __init__(self, grace: float = 5.0) -> None:
@@ -58,7 +58,7 @@ class GroupWatch:
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, leader: int) -> None:
-        """Watch the group of a process that leads one."""
+        """Watch the process group of a leader."""
         if self._process is None and hasattr(os, "killpg"):
             nowhere = subprocess.DEVNULL
             self._process = subprocess.Popen(
@@ -67,11 +67,11 @@ class GroupWatch:
         self._write(f"+{leader}\n")
 
     def drop(self, leader: int) -> None:
-        """Watch a group no longer: its leader has ended, and its number may soon be another's."""
+        """Stop watching a group: its leader has ended, and its number may soon be reused."""
         self._write(f"-{leader}\n")
 
     def close(self) -> None:
-        """End the groups that are still watched, and the watch."""
+        """End all watched groups, and the watch."""
         if self._process and self._process.stdin:
             self._process.stdin.close()
             self._process.wait()
@@ -97,8 +97,8 @@ _asked: list[int] = []
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as SIGINT meanwhile, unless a handler is set, so that drivers handle KeyboardInterrupt
-    alone.
+    """Treat SIGTERM and SIGHUP as SIGINT in this context, unless a handler is set: drivers then handle only
+    KeyboardInterrupt.
 
     No effect outside the main thread.
     """
@@ -116,7 +116,7 @@ def as_interrupt() -> Iterator[None]:
 
 
 def exit_code() -> int:
-    """Return the exit code of an interrupted command: 128 and the number of the signal, 130 for Ctrl-C."""
+    """Return the exit code of an interrupted command: 128 plus the signal's number; 130 for Ctrl-C."""
     return 128 + (_asked[0] if _asked else signal.SIGINT)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 LINE_LETTERS = 200
 
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-"""Spaces of other widths, unprintable for Python; fedgossip's own numbers contain them."""
+"""Spaces of other widths, unprintable for Python; fedgossip's numbers contain them."""
 
 
 MASK = "***"
@@ -39,7 +39,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def line(text: object, most: int = LINE_LETTERS) -> str:
-    """Return a text as one line of at most so many letters, its secrets masked."""
+    """Return a text as one line of at most `most` letters, with secrets masked."""
     shown = "".join(letter if letter.isprintable() else " " for letter in masked(str(text)[: 4 * most]))
     shown = " ".join(shown.split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"
@@ -64,7 +64,9 @@ _FORMULA = re.compile(r"\s*(?:[=@＝＠＋－]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?
 
 
 def cell_text(word: str) -> str:
-    """Return untrusted text as the cell of a table: printable, and no formula of a spreadsheet (it begins like `=`)."""
+    """Return untrusted text as the cell of a table: printable, and not a formula of a spreadsheet (which begins with
+    `=`).
+    """
     return printable(f"'{word}" if _FORMULA.match(word) else word)
 
 
@@ -76,7 +78,7 @@ def csv_text(lines: Iterable[Iterable[object]], ending: str = "\n") -> str:
 
 
 def csv_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows with the same names as CSV, the names first; no rows are an empty text."""
+    """Return rows with the same names as CSV, the names first; "" for no rows."""
     names = list(rows[0]) if rows else []
     return csv_text([names, *([row[name] for name in names] for row in rows)]) if rows else ""
 

@@ -1,6 +1,6 @@
 """Frozen vectors, and the one function that owns the order of summation.
 
-A vector is a one-dimensional float32 or float64 array, read-only once passed on: it is sent without a copy, kept, and
+A vector is a one-dimensional float32 or float64 array, read-only once passed on: it is sent without a copy, stored, and
 shared.  A frozen one may have other readers; one received over a link is writeable, belongs to its receiver, and is
 consumed by the sum that includes it.
 """
@@ -30,7 +30,7 @@ Vectors = Sequence[Vector] | npt.NDArray[np.floating]
 """n vectors [d], or [n, d]."""
 
 WATCHED_BLOCK, COLUMNS = 1 << 17, 256
-"""Numbers compared at a time: 1 MiB of float64; and the minimum number of columns."""
+"""Number of values compared at a time: 1 MiB of float64; and the minimum number of columns."""
 
 LONG_ROW = 4096
 """Minimum number of columns for mixing row by row."""
@@ -46,8 +46,8 @@ WEIGHTS_KEPT = 4096
 
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
-# malloc serves blocks below this size; from here on a fresh block costs a page fault per 4 KiB,
-# and copying into it runs at about half the speed of warm memory.
+# malloc reuses blocks below this size.  A fresh block of this size or more costs a page fault per 4 KiB, and copying
+# into it runs at about half the speed of warm memory.
 _POOLED_BYTES = 1 << 20
 _POOLED_BLOCKS = 12
 _POOLED_SIZES = 3  # a whole gradient, chunks of it, and the last chunk
@@ -58,13 +58,13 @@ Blocks = list[npt.NDArray[np.uint8]]
 
 
 def _references(blocks: Blocks) -> Iterator[int]:
-    """Count the references to each block, of this loop too: a view, a sender or a mailbox adds one."""
+    """Count the references to each block, including this loop's: a view, a sender or a mailbox adds one."""
     for block in blocks:
         yield sys.getrefcount(block)
 
 
 def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _references) -> int | None:
-    """Measure the `references` of a block without a view (it depends on CPython); None where a view adds not exactly
+    """Measure the `references` of a block without a view (it depends on CPython); None if a view does not add exactly
     one.
     """
     if sys.implementation.name != "cpython":
@@ -82,8 +82,9 @@ def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _refe
 
 
 class _Pool:
-    """Warm memory: views of blocks without other references; `free`: such a block's count, None where counts are
-    unreliable (new blocks).
+    """Warm memory: views of blocks without other references.
+
+    `free`: reference count of such a block; None if counts are unreliable (then new blocks are used).
     """
 
     def __init__(self, free: int | None) -> None:
@@ -111,7 +112,7 @@ _pool = _Pool(_count_of_a_free_block())
 
 
 def empty(length: int, dtype: npt.DTypeLike) -> Vector:
-    """Return an uninitialised vector of `length` elements, in warm memory where available.
+    """Return an uninitialised vector of `length` elements, in warm memory if available.
 
     Raises ValueError for a negative length.
     """
@@ -136,8 +137,8 @@ Factor = float | npt.NDArray[np.floating]
 def linear(*terms: tuple[Factor, Array]) -> Array:
     """Return factor_1 * vector_1 + factor_2 * vector_2 + ... as a new frozen array, [d] or [n, d].
 
-    Each product, and each sum in the order given, is rounded; factors are rounded to the vectors' type first.  All
-    terms have one shape and type; other array types register with `linear_of`.  Raises ValueError on no terms.
+    Each product, and each sum in the given order, is rounded; factors are rounded to the vectors' type first.  All
+    terms have one shape and type; other array types register with `linear_of`.  Raises ValueError for no terms.
     """
     if not terms:
         raise ValueError("nothing to add up")
@@ -186,7 +187,7 @@ def subtract(left: Array, right: Array) -> Array:
 
 
 def negated(vector: Vector) -> Vector:
-    """Return -vector as a new frozen array; adding it gives the bits of subtracting `vector`."""
+    """Return -vector as a new frozen array; adding it has the same bits as subtracting `vector`."""
     return frozen(np.negative(vector, out=empty(vector.size, vector.dtype).reshape(vector.shape)))
 
 
@@ -200,7 +201,7 @@ def _finite(block: Vector) -> bool:
 
 
 def _squared(vector: Vector) -> float:
-    """Return the sum of the squares; at least each square, infinite or nan if one is."""
+    """Return the sum of the squares; infinite or nan if a square is."""
     return float(np.vdot(vector, vector))  # not dot: it warns of an overflow, and silencing that takes longer
 
 
@@ -222,7 +223,7 @@ def summable(vector: Vector) -> bool:
 
 
 def unsummable_row(rows: Vector) -> int | None:
-    """Return the first row of an array [n, d] that is not `summable`; None where all are."""
+    """Return the first row of an array [n, d] that is not `summable`; None if all are."""
     if _is_summable(rows.ravel()):
         return None
     return next((at for at, row in enumerate(rows) if not _is_summable(row)), None)
@@ -241,27 +242,27 @@ def _is_summable(vector: Vector) -> bool:
 
 
 def largest(vector: Vector) -> float:
-    """Return the largest |element| of a vector [d], nan where one is nan; in blocks that stay in the cache."""
+    """Return the largest |element| of a vector [d], nan if one is nan; in blocks that stay in the cache."""
     blocks = (vector[at : at + BLOCK] for at in range(0, vector.size, BLOCK))
     return float(np.max([(block.max(), -block.min()) for block in blocks]))
 
 
 def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
-    """Return scale * (left - right) as a new frozen vector [d]: one rounding for each of the two."""
+    """Return scale * (left - right) as a new frozen vector [d]: difference and product are each rounded once."""
     out = np.subtract(left, right, out=empty(left.size, left.dtype))
     out *= left.dtype.type(scale)
     return frozen(out)
 
 
 def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = None) -> Vector:
-    """Return sum_j weight_j * vector_j, summed in the order given, each term rounded twice (product, then sum).
+    """Return sum_j weight_j * vector_j, summed in the given order, each term rounded twice (product, then sum).
 
-    Terms are by ascending node id, the own included; the first is only a product; each weight is rounded to the
+    Terms are by ascending node id, including the peer's; the first is only a product; each weight is rounded to the
     vectors' type once.  A matrix product (other order) or a fused multiply-add (rounds once) yields other bits, and
-    peers that round differently disagree for ever.
+    peers that round differently disagree permanently.
 
     Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype, in new memory or in `into`, which may be
-    one of the vectors.  Raises ValueError on no terms.
+    one of the vectors.  Raises ValueError for no terms.
     """
     if not terms:
         raise ValueError("nothing to mix")
@@ -271,7 +272,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
         return _mixed_at_once(scaled)
     total = empty(first.size, first.dtype) if into is None else into
     product = np.empty(min(BLOCK, first.size), first.dtype)
-    # a term still to be read must not alias the running sum
+    # The running sum must not alias a term that is read later.
     spare = np.empty_like(product) if any(total is vector for _, vector in scaled[1:]) else None
     for start in range(0, first.size, BLOCK):
         stop = min(start + BLOCK, first.size)
@@ -283,7 +284,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
 
 @lru_cache(WEIGHTS_KEPT)
 def _in_type(weight: float, kind: np.dtype[np.floating]) -> Vector:
-    """Return a weight in the vectors' type, []: a Python number takes numpy twice as long."""
+    """Return a weight in the vectors' type, []: numpy is twice as slow with a Python number."""
     return frozen(np.array(weight, kind))
 
 
@@ -316,7 +317,7 @@ def ordered_mix_rows(
 ) -> None:
     """Write `ordered_mix` of every row at once: out[i] = sum_k weights[i, k] * stacked[ids[i, k]], the same bits.
 
-    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one by one; short ones in blocks of columns, read
+    `stacked` and `out` are two arrays [n, d].  Long rows are summed one by one; short ones in blocks of columns, read
     from memory once: a call per row would take longer than its sum.
     """
     n, d = stacked.shape
@@ -343,7 +344,7 @@ def ordered_mix_rows(
 
 
 def one_scale_each(groups: RowGroups, n: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating] | None:
-    """Return each row's scale [n], where all its receivers weight it equally, as on regular graphs; else None."""
+    """Return each row's scale [n] if all its receivers use the same weight, as on regular graphs; else None."""
     scales = np.zeros(n, kind)
     for _, ids, weights in groups:
         scales[ids] = weights
@@ -380,7 +381,7 @@ def _mix_row_by_row(groups: RowGroups, stacked: npt.NDArray[np.floating], out: n
 
 
 def digest(vectors: Iterable[Vector]) -> str:
-    """Return the sha256 over the raw little-endian bytes of all vectors, in the order given (ascending peer id)."""
+    """Return the sha256 over the raw little-endian bytes of all vectors, in the given order (ascending peer id)."""
     total = hashlib.sha256()
     for vector in vectors:
         little = np.ascontiguousarray(vector, dtype=vector.dtype.newbyteorder("<"))
@@ -391,7 +392,7 @@ def digest(vectors: Iterable[Vector]) -> str:
 def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
     """Return sqrt(mean_i ||x_i - mean||^2) in float64; `vectors` is [n, d] or n vectors [d].
 
-    `since`: of x_i - since_i, each rounded to the vectors' type.  Raises IndexError on no vectors.
+    `since`: of x_i - since_i, each rounded to the vectors' type.  Raises IndexError for no vectors.
     """
     n, d = len(vectors), len(vectors[0])
     width = min(d, max(COLUMNS, WATCHED_BLOCK // n))
@@ -415,7 +416,7 @@ def _columns(vectors: Vectors, start: int, width: int) -> npt.NDArray[np.floatin
 def mean(vectors: Sequence[Vector]) -> Vector:
     """Return the mean [d] of n vectors [d], summed in float64 and rounded once to their type.
 
-    Raises IndexError on none.
+    Raises IndexError for no vectors.
     """
     total = np.zeros(vectors[0].size, np.float64)
     for vector in vectors:

@@ -1,4 +1,4 @@
-"""The version of this release, and the commit that it was made of."""
+"""The version of this release, and the commit of its source."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ COMMIT_FILE = "base/commit.txt"
 """In a wheel and an sdist, below the package: hatch_build.py writes it."""
 
 GIT_SECONDS = 5.0
-"""Maximum time of git."""
+"""Maximum duration of a git command, in seconds."""
 
 
 def commit() -> str:
-    """Return the commit of this package, with -dirty behind it where files of the checkout differ; "" where unknown."""
+    """Return the commit of this package, with the suffix -dirty if files of the checkout differ; "" if unknown."""
     from pathlib import Path
 
     package = Path(PACKAGE)
@@ -30,7 +30,7 @@ def commit() -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of a checkout; "" for another folder, also for one inside somebody else's checkout."""
+    """Return the commit of a checkout; "" for another folder, also for one inside another project's checkout."""
     import subprocess
 
     if not (folder / ".git").exists() or not (folder / "hatch_build.py").exists():

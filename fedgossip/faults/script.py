@@ -1,6 +1,6 @@
-"""The faults of a run: their kinds in an experiment file, and the script that drivers ask.
+"""The faults of a run: their kinds in an experiment file, and the script that drivers query.
 
-[[faults]] of a file is a struct per kind, with checks of what cannot be meant.  The script answers the drivers'
+Each entry of [[faults]] is a struct by kind; contradictory entries are refused.  The script answers the drivers'
 questions as a function of the faults and the seed.  A series of strikes ends when the run makes no progress between
 them; otherwise neither would end.
 """
@@ -23,8 +23,10 @@ from fedgossip.core.machine import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The fate of a message: it takes `delay_ns` longer, as what follows it on the link; and one copy arrives for each
-    of `held_ns`, held back alone for so long.  None there: it is lost."""
+    """The fate of a message: it and later messages on the link take `delay_ns` longer.
+
+    One copy arrives for each of `held_ns`, and only this copy is held back for that time; an empty tuple: it is lost.
+    """
 
     delay_ns: int = 0
     held_ns: tuple[int, ...] = (0,)
@@ -51,12 +53,12 @@ Peer = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The common part of every kind of fault: when it acts."""
+    """The common part of every kind of fault: the time when it acts."""
 
     start: Seconds = 0.0
-    """Seconds from the beginning of the run to that of the fault."""
+    """Seconds from the beginning of the run to the start of the fault."""
     stop: Seconds | None = None
-    """Seconds from the beginning of the run to the end of the fault; none: it lasts to the end of the run."""
+    """Seconds from the beginning of the run to the end of the fault; none: until the end of the run."""
 
     def __post_init__(self) -> None:
         numbers = (getattr(self, name) for name in self.__struct_fields__)
@@ -70,12 +72,12 @@ class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OnLinks(TimedFault, frozen=True, kw_only=True):
-    """A fault of the links named, both ways, and of all links of the peers named; of every link where none is named."""
+    """A fault of the given links, both ways, and of all links of the given peers; of every link if neither is given."""
 
     peers: tuple[Peer, ...] | None = None
-    """Those whom it hits, by their ids; none: all, but where links are named."""
+    """Ids of the affected peers; none: all, unless links are given."""
     links: tuple[tuple[Peer, Peer], ...] | None = None
-    """Pairs of neighbours, [[0, 1], [1, 2]]: it hits what they send each other, both ways."""
+    """Pairs of neighbours, [[0, 1], [1, 2]]: messages between them are affected, both ways."""
 
     def hits(self, a: NodeId, b: NodeId) -> bool:
         if self.peers is None and self.links is None:
@@ -89,23 +91,23 @@ class Drop(OnLinks, frozen=True, kw_only=True, tag="drop"):
     """A message is lost."""
 
     probability: Share = 1.0
-    """The share of the messages that it hits, drawn from the seed."""
+    """Share of the affected messages, drawn from the seed."""
 
 
 class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
-    """A message takes `seconds` longer; what is sent after it on the link waits behind it."""
+    """A message takes `seconds` longer; later messages on the link wait behind it."""
 
     seconds: Seconds
     """Additional seconds, fixed or maximum."""
     probability: Share = 1.0
-    """The share of the messages that it hits, drawn from the seed."""
+    """Share of the affected messages, drawn from the seed."""
 
 
 class Duplicate(OnLinks, frozen=True, kw_only=True, tag="duplicate"):
     """A message arrives twice."""
 
     probability: Share = 1.0
-    """The share of the messages that it hits, drawn from the seed."""
+    """Share of the affected messages, drawn from the seed."""
 
 
 class Reorder(OnLinks, frozen=True, kw_only=True, tag="reorder"):
@@ -114,44 +116,46 @@ class Reorder(OnLinks, frozen=True, kw_only=True, tag="reorder"):
     seconds: Seconds
     """Additional seconds, fixed or maximum."""
     probability: Share = 1.0
-    """The share of the messages that it hits, drawn from the seed."""
+    """Share of the affected messages, drawn from the seed."""
 
 
 class Flap(OnLinks, frozen=True, kw_only=True, tag="flap"):
-    """Links go down for the second half of every `seconds`."""
+    """Links are down for the second half of every `seconds`."""
 
     seconds: Period
-    """The period."""
+    """Length of the period, in seconds."""
 
 
 class Partition(TimedFault, frozen=True, kw_only=True, tag="partition"):
-    """Nothing passes between peers of different groups; peers in no group are one more group."""
+    """No message passes between peers of different groups; peers in no group form one more group."""
 
     groups: tuple[tuple[Peer, ...], ...]
-    """Ids of peers, [[0, 1], [2, 3]]; those that are not named form one more group."""
+    """Ids of peers, [[0, 1], [2, 3]]; the remaining peers form one more group."""
 
 
 class OnPeers(TimedFault, frozen=True, kw_only=True):
-    """A fault of the peers named; of all where none is named."""
+    """A fault of the given peers; of all if none are given."""
 
     peers: tuple[Peer, ...] | None = None
-    """Those whom it hits, by their ids; none: all, but where links are named."""
+    """Ids of the affected peers; none: all, unless links are given."""
 
 
 class Slow(OnPeers, frozen=True, kw_only=True, tag="slow"):
     """Training takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
-    """Factor on the duration."""
+    """Factor on the duration of training."""
 
 
 class _Struck(OnPeers, frozen=True, kw_only=True):
-    """A fault that strikes all its peers at `start`; or, with `every`, one peer each time, drawn from the seed, until
-    `stop`."""
+    """A fault that strikes all its peers at `start`; or, with `every`, one peer at a time, drawn from the seed, until
+    `stop`.
+    """
 
     every: Period | None = None
-    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start.  A
-    series ends after 20 strikes for each participant without a new round of any participant."""
+    """Seconds between two strikes, each of one peer drawn from the seed; none: all peers at once, at the start.  A
+    series ends after 20 strikes per participant without a new round of any participant.
+    """
 
     @property
     def back(self) -> float | None:
@@ -160,10 +164,10 @@ class _Struck(OnPeers, frozen=True, kw_only=True):
 
 
 class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
-    """The process dies at once; it starts again from what it had written `after` seconds later, or never."""
+    """The process dies at once; after `after` seconds it restarts from its checkpoint, or never."""
 
     after: Seconds | None = None
-    """Seconds until it is back; none: never."""
+    """Seconds until the process restarts; none: never."""
 
     @property
     def back(self) -> float | None:
@@ -171,7 +175,7 @@ class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
 
 
 class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
-    """The process does nothing for `seconds`, or until `stop`; then it goes on."""
+    """The process is suspended for `seconds`, or until `stop`; then it continues."""
 
     seconds: Seconds | None = None
     """Duration of the sleep; none: until `stop`."""
@@ -219,7 +223,7 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
 
 
 def _killed(fault: Crash, n: int) -> list[NodeId]:
-    """Return the peers that `fault` kills for ever; too few strikes leave one."""
+    """Return the peers that `fault` kills permanently; with few strikes some survive."""
     peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
     if fault.every is None or fault.stop is None:
         return peers
@@ -241,7 +245,7 @@ def _refuse(where: str, what: str, advice: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A crash or a suspension of `node` at `at_ns`; the node is back at `back_ns`, or never where that is None."""
+    """A crash or a suspension of `node` at `at_ns`; the node is back at `back_ns`, or never if None."""
 
     at_ns: int
     kind: str
@@ -249,9 +253,9 @@ class Strike:
     node: NodeId
     back_ns: int | None
     of_series: bool = False
-    """Whether it is one of a series, which ends where the run gets no further (`progress`)."""
+    """Whether it belongs to a series, which ends when the run makes no progress (`progress`)."""
     endless: bool = False
-    """Whether that series has no end of its own, and is over with the run."""
+    """Whether that series has no `stop`, and ends with the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +273,9 @@ Happening = Strike | Turn
 
 
 class FaultScript:
-    """The faults of one run of `n` peers.  `links`: the pairs that exchange anything; None: not known.
+    """The faults of one run of `n` peers.  `links`: the pairs that exchange messages; None: unknown.
 
-    Raises ConfigError that names the entry that cannot be meant.
+    Raises ConfigError with the contradictory entry.
     """
 
     def __init__(
@@ -288,16 +292,16 @@ class FaultScript:
 
     @property
     def touches_messages(self) -> bool:
-        """Whether the script acts on links at all, so that drivers must ask `fate` or `cut`."""
+        """Whether the script acts on links, so that drivers must call `fate` or `cut`."""
         return any(isinstance(fault, OnLinks | Partition) for fault in self.faults)
 
     @property
     def restarts(self) -> bool:
-        """Whether a peer that dies is started again."""
+        """Whether dead peers restart."""
         return any(isinstance(fault, Crash) and fault.after is not None for fault in self.faults)
 
     def fate(self, sender: NodeId, to: NodeId, number: int, now_ns: int) -> Fate:
-        """Return the fate of the message `number` that `sender` sends to `to`, cuts aside."""
+        """Return the fate of message `number` from `sender` to `to`, apart from cuts."""
         delay, held, copies = 0, 0, 1
         for index, fault in self._on(sender, to):
             if not fault.on(now_ns) or isinstance(fault, Flap | Partition | OnPeers):
@@ -316,7 +320,7 @@ class FaultScript:
         return Fate(delay, (held,) * copies) if delay or held or copies > 1 else UNHARMED
 
     def cut(self, a: NodeId, b: NodeId, now_ns: int) -> bool:
-        """Return whether a partition or a flap keeps `a` and `b` apart."""
+        """Return whether a partition or a flap separates `a` and `b`."""
         return any(
             (isinstance(fault, Partition) and fault.on(now_ns))
             or (isinstance(fault, Flap) and fault.on(now_ns) and _down(fault, now_ns))
@@ -324,19 +328,19 @@ class FaultScript:
         )
 
     def factor(self, node: NodeId, now_ns: int) -> float:
-        """Return how many times longer a training takes that begins at `node` now."""
+        """Return the factor on the duration of a training that `node` begins now."""
         if not self._slowing:
             return 1.0
         slowing = (fault for fault in self._slowing if fault.peers is None or node in fault.peers)
         return math.prod(fault.factor for fault in slowing if fault.on(now_ns))
 
     def happenings(self) -> Iterator[Happening]:
-        """Yield what happens to peers and links, in order of time; the series may be endless."""
+        """Yield the faults of peers and links, in order of time; the series may be endless."""
         each = [self._happenings(index, fault) for index, fault in self._named]
         return heapq.merge(*each, key=lambda one: one.at_ns)
 
     def schedule(self, until: float) -> list[Happening]:
-        """Return what happens in the first `until` seconds."""
+        """Return the faults of the first `until` seconds."""
         found = []
         for one in self.happenings():
             if one.at_ns > ns(until):
@@ -431,13 +435,13 @@ NOTHING = FaultScript((), 0, 0)
 """No faults."""
 
 MOST_IN_VAIN = 20
-"""Maximum number of strikes of series, for each participant, while no participant completes a new round."""
+"""Maximum number of strikes of series per participant while no participant completes a new round."""
 
 
 class RunProgress:
     """The newest round of each of `n` participants, and the strikes of series since the last new round.
 
-    A round that is done a second time, from an older checkpoint, is not a new one.  An ended series stays ended.
+    A round repeated from an older checkpoint is not new.  An ended series stays ended.
     """
 
     def __init__(self, n: int) -> None:
@@ -446,7 +450,7 @@ class RunProgress:
 
     @property
     def over(self) -> bool:
-        """Whether series strike no more."""
+        """Whether all series have ended."""
         return self._in_vain >= MOST_IN_VAIN * len(self._reached)
 
     def round_of(self, node: NodeId) -> int:

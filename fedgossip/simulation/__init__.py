@@ -1,7 +1,7 @@
 """Drivers without sockets: whole machines in virtual time, and the mathematics alone on stacked arrays.
 
-It imports `protocols`, `algorithms`, `topology`, `faults` and `core`.  `simulator` handles what is due at each instant,
-in the order of scheduling: (number, node, event), over a seeded `network`, which delivers a `Send` as `Received`.
+It imports `protocols`, `algorithms`, `topology`, `faults` and `core`.  `simulator` handles the events of each instant
+in the order of scheduling: (number, node, event).  A seeded `network` delivers a `Send` as `Received`.
 
 Training is lazy and in batches: when the first Train's result is due, *every outstanding job* is computed in one call,
 since their inputs are fixed; the history is unchanged (20 000 jobs of random speeds: 933 calls).
@@ -11,5 +11,5 @@ arrays [arcs, d].  Resident models (`resident_rounds`, with `learning.many_nodes
 read.
 
 Forecasts (`probe`, `shadow`) run the algorithm's object on given updates.  After a lossy run `realised` derives the
-schedule that was mixed from its record (missed, held, repaired), and the same shadow runs over it.
+mixed schedule from its record (missed, held, repaired), and the same shadow runs over it.
 """

@@ -1,6 +1,6 @@
-"""Federated rounds without messages, with the same bits: the cohort trains in one call, the server takes its step.
+"""Federated rounds without messages, with the same bits: the cohort trains in one call, then the server takes its step.
 
-A secure sum's contributions are rounded and added in the ring; masks cancel, and are left out.
+A secure sum's contributions are rounded and added in the ring; masks cancel and are omitted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from fedgossip.secure.fixed_point import RING_BITS, add
 
 
 def check_cohorts(sampling: Sampling, clients: int) -> None:
-    """Raise ConfigError where times decide: rounds that end with the first answers, and cohorts by reported losses."""
+    """Raise ConfigError if times matter: rounds that end with the first answers, or cohorts by reported
+    losses.
+    """
     if isinstance(sampling, SamplingByLosses):
         raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
     draw = sampling.draw(0, range(clients))
@@ -58,7 +60,7 @@ def check_cohorts(sampling: Sampling, clients: int) -> None:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The settings of a run's rounds.  `fixed`: rounding for the secure sum, with the chances of each client."""
+    """The settings of a run's rounds.  `fixed`: rounding for the secure sum; `chances`: of each client, for it."""
 
     federated: Federated[Any]
     sampling: Sampling
@@ -72,10 +74,10 @@ class Rounds:
     accumulate: int | None = None
     """As in `ClientSettings`."""
     coding: UploadCodec | None = None
-    """How updates go up, where that is not as they are."""
+    """The encoding of uploads; None: uncoded."""
 
     def start(self, task: LocalTask) -> Standing:
-        """Return the state with which a run begins, of cohorts that `check_cohorts` admits."""
+        """Return the initial state of a run, for cohorts that pass `check_cohorts`."""
         meters = [Meter(node) for node in range(self.clients + 1)]
         return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, {}, meters)
 
@@ -106,8 +108,8 @@ def run_rounds(
 ) -> Vector:
     """Run all remaining rounds; return the global model.  `between` is called between two rounds.
 
-    Rows are those of a faultless simulation but for times, and bytes of a secure sum: keys, shares and signatures are
-    not counted.
+    Rows equal those of a faultless simulation except for times, and for bytes of a secure sum: keys, shares and
+    signatures are not counted.
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):

@@ -42,7 +42,7 @@ from fedgossip.protocols.servers.model_parts import CodedPushes, ShardCoding, pi
 MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
 """(every worker's contribution, round, schema, meters) -> their mean gradient [d].
 
-Adds to each participant's meter its traffic for the reduction, without losses.
+Adds the traffic of a reduction without losses to each participant's meter.
 """
 
 
@@ -53,18 +53,18 @@ def as_it_is(model: Vector, rounds: int) -> Vector:  # noqa: ARG001
 
 @dataclass
 class CollectiveStack:
-    """The state of a run between two rounds, one for all workers; `meters` of all participants, the `workers` first."""
+    """The state of a run between two rounds, shared by all workers; `meters` of all participants, workers first."""
 
     round: int
     state: DescentState
     meters: list[Meter]
     workers: int
     unsent: list[UnsentUpdates]
-    """Each worker's computed contributions that are sent in a later round."""
+    """Each worker's computed contributions to be sent in a later round."""
     coded: list[RoundCoding | CodedPushes] = field(default_factory=list)
-    """How each worker's gradients go by a codec; none: as they are."""
+    """Each worker's codec state for gradients; empty: uncoded."""
     ahead: list[Vector] = field(default_factory=list)
-    """The weights that each worker trains from in this round, where they are not the model."""
+    """The weights from which each worker trains in this round; empty: the model."""
 
 
 def first_collective(
@@ -75,8 +75,8 @@ def first_collective(
     fragments: Fragments | None = None,
     statistics: int = 0,
 ) -> CollectiveStack:
-    """Return a run's beginning; `others` are no workers; `fragments`: none is one; `statistics`: averaged elements at
-    an update's end.
+    """Return a run's initial state; `others` are not workers; `fragments`: None is one; `statistics`: number of
+    averaged elements at an update's end.
     """
     meters = [Meter(node) for node in range(workers + others)]
     unsent = [UnsentUpdates(fragments or fragments_of(task.length), statistics) for _ in range(workers)]
@@ -100,8 +100,8 @@ def run_collective(
 ) -> list[Vector]:
     """Run all remaining rounds; return every worker's model.  `between` is called between two rounds.
 
-    `asked` (node, round, model): a worker's job.  `delay`: it trains on before the mean, see
-    `protocols.allreduce.allreduce`.  `seen`: the workers' view of a model after so many rounds.
+    `asked` (node, round, model): a worker's job.  `delay`: it continues to train before the mean arrives, see
+    `protocols.allreduce.allreduce`.  `seen` (model, rounds): the workers' view of a model after that number of rounds.
     """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):
@@ -150,11 +150,11 @@ def _unsummable(node: int, round: int) -> TrainingError:
 
 
 Coded = RoundCoding | CodedPushes
-"""How a worker's gradients go by a codec."""
+"""A worker's codec state for gradients."""
 
 
 def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
-    """Return the mean as the moves of a table compute it; `coded` receives the result."""
+    """Return the mean computed by the moves of a table; `coded` receives the result."""
 
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         found = _reduced(sums, terms, round, schema, meters)
@@ -188,7 +188,7 @@ def _reduced(
 
 
 def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf:
-    """Return the mean of a clock as the servers of these shards compute it, with all servers alive."""
+    """Return the mean of a clock computed by the servers of these shards, with all servers alive."""
     coding = coding or ShardCoding(placement, np.dtype(np.float32), 0, 0)
     pushing = coding.pushing is not None
 
@@ -223,7 +223,7 @@ def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: 
 def _pushed_and_pulled(
     worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, given: tuple[Vector, Vector], schema: str
 ) -> None:
-    """Add a worker's undisturbed push and pull of a shard to both meters."""
+    """Add the bytes of a worker's push and pull of a shard, without repetitions, to both meters."""
     number, (up, down) = shard.number, given
     push = CodedPush if up.dtype == np.uint8 else ShardPush
     pulled = CodedPulled if down.dtype == np.uint8 else Pulled

@@ -3,19 +3,19 @@
 A message of s bytes from i to j leaves through i's uplink and arrives through j's downlink, one message at a time each,
 both at once (full duplex):
 
-    start = the first time from now on at which the uplink of i has sent all earlier messages
-    head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
+    start = the first time from now on when the uplink of i has sent all earlier messages
+    head  = the first time from start + latency on when the downlink of j is free for s / down[j]
     arrival = max(start + s / up[i] + latency, head + s / down[j])
 
-Between two racks it passes their two links too, and has arrived when it is through all; no link waits for another.
+Between two racks it also passes their two links, and arrives when it has passed all; no link waits for another.
 
 So m messages to one server arrive after latency + m s / down; without a downlink at once.
 
 A link cut by the script, or with a sleeping end, is reported after the detection time; until then messages wait, as in
 TCP, and are lost if the link is given up.
 
-Training is computed when the first result is due.  Of k batches it is k forward and k backward passes, twice as long;
-the gradient becomes final in the last, from the last layers on: an element at place i of d after
+Training is computed when the first result is due.  k batches are k forward and k backward passes, which take twice as
+long.  The gradient becomes final in the last one, from the last layers on: element i of d after
 
     1 - 2 / (3 k) * i / d       of the time of the training
 """
@@ -39,25 +39,25 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """The links and devices of some nodes where they differ from the rest; None: as the rest."""
+    """The links and devices of some nodes with other settings than the rest; None: as the rest."""
 
     nodes: frozenset[NodeId]
     bandwidth: float | None = None
     downlink: float | None = None
     latency: float | None = None
     slower: float = 1.0
-    """Factor on the time of a round of training."""
+    """Factor on the duration of a training round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Racks:
-    """Nodes in a row share a rack; what leaves one passes its link, and that of the other rack."""
+    """Nodes with consecutive ids share a rack; messages between two racks pass the links of both."""
 
     size: int
     bandwidth: float | None = None
     """Bytes per second of a rack's link, each way; None: no limit."""
     latency: float | None = None
-    """Seconds one way between nodes of two racks; None: as within one."""
+    """Seconds one way between nodes of two racks; None: the same as within one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class NetworkSettings:
     """The network and its devices: times in seconds, rates in bytes per second."""
 
     latency: float = 0.005
-    """Seconds one way, on every link; between nodes of two classes the longer of theirs."""
+    """Seconds one way, on every link; between nodes of two classes the longer latency."""
     jitter: float = 0.0
     """Maximum additional seconds of a message, uniform; messages of one link never overtake each other."""
     bandwidth: float | None = None
@@ -73,30 +73,30 @@ class NetworkSettings:
     downlink: float | None = None
     """Bytes per second that a peer can receive, over all its links; None: no limit."""
     detection: float = 1.0
-    """Seconds of silence after which a link is given up; messages held up by a shorter cut arrive late."""
+    """Seconds of silence before a link is given up; messages delayed by a shorter cut arrive late."""
     training: float = 0.05
-    """Seconds of one round of training on a peer of speed 1."""
+    """Seconds of one training round on a peer of speed 1."""
     per_example: float | None = None
-    """Seconds per example there, in place of `training`."""
+    """Seconds per example on a peer of speed 1, in place of `training`."""
     summing: float = 0.0
-    """Seconds in which a peer adds an element of a vector to another."""
+    """Seconds to add one element of a vector to another."""
     speed_spread: float = 0.0
     """Peers' speeds are exp(N(0, spread^2)), drawn once; 0: all equal."""
     training_jitter: float = 0.0
-    """Each training takes a factor in [1, 1 + this] longer, uniformly."""
+    """Each training takes a factor in [1, 1 + this] longer, uniformly distributed."""
     classes: Sequence[DeviceClass] = ()
-    """Classes of nodes; the first that names a node counts."""
+    """Classes of nodes; a node belongs to the first class that lists it."""
     racks: Racks | None = None
-    """None: every node is at one switch."""
+    """Racks of the nodes; None: all nodes share one switch."""
 
 
 class Passage(NamedTuple):
-    """The way of one message."""
+    """The transmission of one message."""
 
     begins_ns: int
-    """Start of sending: all earlier messages of the sender are out."""
+    """Start of sending: all earlier messages of the sender have left."""
     sent_ns: int
-    """Its last byte has left."""
+    """Departure of its last byte."""
     arrival_ns: int
 
 
@@ -109,7 +109,7 @@ class _Device:
 
 
 class SimulatedNetwork:
-    """Draws from one stream per peer and purpose, in the order of that peer's own actions."""
+    """Draws from one random stream per peer and purpose, in the order of that peer's actions."""
 
     def __init__(self, settings: NetworkSettings, n: int, seed: int) -> None:
         self.settings = settings
@@ -126,8 +126,10 @@ class SimulatedNetwork:
         self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
         self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(3 * n if settings.racks else n)]
-        """The times (from, until) at which each downlink is busy, ascending, without past ones; behind those of the
-        nodes the links out of racks, and behind these the ones into them."""
+        """The busy times (from, until) of each downlink, ascending, without past ones.
+
+        Downlinks of nodes come first, then links out of racks, then links into racks.
+        """
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
@@ -138,11 +140,11 @@ class SimulatedNetwork:
         return max(self._latency_ns[sender], self._latency_ns[to])
 
     def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
-        """Return when `size` bytes sent now pass, with `delay_ns` beyond the time of the link."""
+        """Return the transmission times of `size` bytes sent now, with `delay_ns` in addition to the link's time."""
         return Passage(*self.times(sender, to, size, now_ns, delay_ns))
 
     def times(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int) -> tuple[int, int, int]:
-        """As `passage`, its times alone."""
+        """Return the times of `passage` alone."""
         up, down, racks = self._up[sender], self._down[to], self.settings.racks
         crosses = racks is not None and sender // racks.size != to // racks.size
         if jitter := self.settings.jitter:
@@ -184,13 +186,13 @@ class SimulatedNetwork:
         return head_ns + takes_ns
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
-        """Return when `to` can detect that `sender` has just gone: a latency later, after all messages on the way to
+        """Return when `to` can detect that `sender` has just gone: one latency later, after all messages in transit to
         it.
         """
         return max(now_ns + self.latency_ns(sender, to), self._last_arrival.get((sender, to), -1) + 1)
 
     def training_ns(self, node: NodeId, examples: int = 1) -> int:
-        """Return the time of this round of training, with so many examples, on `node`."""
+        """Return the duration of this training round of `examples` examples on `node`."""
         seconds, jitter = self.known_training(node, examples), self.settings.training_jitter
         return int((seconds * (1.0 + jitter * self._draws[node].random()) if jitter else seconds) * NS)
 
@@ -201,7 +203,7 @@ class SimulatedNetwork:
         return (self.settings.training if each is None else each * examples) * factor
 
     def summing_ns(self, elements: int) -> int:
-        """Return the time in which a node adds so many elements."""
+        """Return the duration of a node's sum of that number of elements."""
         return int(self.settings.summing * elements * NS)
 
 
@@ -215,10 +217,10 @@ def _device(settings: NetworkSettings, node: NodeId) -> _Device:
     )
 
 
-# Events in virtual time, grouped by instant: in a simulation many share one.
+# Events in virtual time, grouped by instant: in a simulation many events share an instant.
 #
-# A heap holds each instant once, a list its events: so an event costs no comparison with those of other times, however
-# many timers wait.
+# A heap stores each instant once, a list stores its events.  So an event is not compared with those of other times,
+# even if many timers wait.
 
 
 class Instants:
@@ -227,11 +229,11 @@ class Instants:
     def __init__(self) -> None:
         self.times: list[int] = []  # a heap
         self.number = 0
-        """How many were added so far, the number of the last."""
+        """Number of added events, and number of the last one."""
         self._there: dict[int, list[Queued]] = {}
 
     def add(self, at_ns: int, node: NodeId, event: QueuedEvent, cost: Cost, lives: Lives) -> int:
-        """Take one under the next number; return that."""
+        """Add an event under the next number; return the number."""
         self.number = number = self.number + 1
         there = self._there.get(at_ns)
         if there is None:
@@ -242,7 +244,7 @@ class Instants:
         return number
 
     def insert(self, at_ns: int, queued: Queued) -> None:
-        """Take one that has its number already."""
+        """Add an event that already has a number."""
         there = self._there.get(at_ns)
         if there is None:
             self._there[at_ns] = [queued]
@@ -251,7 +253,7 @@ class Instants:
             insort(there, queued, key=_place)
 
     def pop(self) -> list[Queued]:
-        """Return the events of the first instant and remove it; a later addition makes it anew."""
+        """Return the events of the first instant and remove it; a later addition creates it again."""
         return self._there.pop(heapq.heappop(self.times))
 
 
@@ -262,12 +264,12 @@ def _place(queued: Queued) -> tuple[int, NodeId]:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A peer starts that was not there before."""
+    """A new peer starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A peer that has died starts again."""
+    """A dead peer restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class AddedUp:
-    """A peer has added up the received vectors, and performs these effects."""
+    """A peer has finished its sum of received vectors, and performs these effects."""
 
     effects: Sequence[Effect]
 
@@ -288,18 +290,18 @@ Link = tuple[NodeId, NodeId]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A link that may have changed: the machine is notified of its link to `other`."""
+    """A link may have changed: the machine is notified of its link to `other`."""
 
     other: NodeId
 
 
 class SimulatedLinks:
-    """All links.  `links[i]` are the known peers of i; each end has a view of its own."""
+    """All links.  `links[i]` are the known peers of i; each end has its own view."""
 
     def __init__(self, links: Sequence[Sequence[NodeId]]) -> None:
         self.known: list[list[NodeId]] = [list(one) for one in links]
         self.down: set[Link] = set()
-        """Ends without a notice of their link, or with one of its loss: messages sent there are lost."""
+        """Ends without a notice of their link, or with a notice of its loss: messages sent from them are lost."""
         self.lives: dict[Link, int] = {}
         """The incarnation of the other end in the last notice of an end; 0 without a link."""
         self.cuts: dict[Link, int] = {}
@@ -321,7 +323,7 @@ class SimulatedLinks:
         self.cuts.setdefault(link, now_ns)
 
     def heal(self, link: Link) -> list[tuple[Received, tuple[int, int]]]:
-        """Let messages pass again; return the waiting ones in order, each with its cost."""
+        """Remove a cut; return the waiting messages in order, each with its cost."""
         self.cuts.pop(link, None)
         return self._waiting.pop(link, [])
 
@@ -329,17 +331,17 @@ class SimulatedLinks:
         self._waiting.setdefault(link, []).append((message, cost))
 
     def give_up(self, link: Link) -> int:
-        """Mark the link down as its first end sees it; return how many waiting messages are lost."""
+        """Mark the link as down for its first end; return the number of waiting messages, now lost."""
         self.down.add(link)
         return len(self._waiting.pop(link, ()))
 
     def open(self, link: Link, life: int) -> None:
-        """Mark the link up as its first end sees it."""
+        """Mark the link as up for its first end."""
         self.down.discard(link)
         self.lives[link] = life
 
     def forget(self, node: NodeId) -> None:
-        """Replace `node` by a new process: it has no link yet, and messages waiting for the old one are dropped."""
+        """Replace `node` by a new process without links; messages that wait for the old one are dropped."""
         for other in self.known[node]:
             self.give_up((node, other))
             self.lives.pop((node, other), None)
@@ -350,7 +352,7 @@ OF_PEERS = frozenset({Begin, Restart, Wake})
 """Entries that no machine receives."""
 
 Cost = tuple[int, int]
-"""The bytes of a message, and those of the vectors in it."""
+"""The bytes of a message, and of the vectors in it."""
 NO_COST: Cost = 0, 0
 
 Lives = tuple[int, int]
@@ -376,7 +378,7 @@ def awaited_stretches(asked: Train) -> Iterator[tuple[float, Produced]]:
 
 
 def stretch_of(update: Update, asked: Produced, stretches: Sequence[int]) -> Produced:
-    """Return the stretch of a gradient that is final: up to the one before it."""
+    """Return the final stretch of a gradient: up to the start of the previous one."""
     assert update.difference is not None, "a gradient was asked for"
     place = stretches.index(asked.start)
     stop = stretches[place - 1] if place else update.difference.size
@@ -384,7 +386,7 @@ def stretch_of(update: Update, asked: Produced, stretches: Sequence[int]) -> Pro
 
 
 class LazyTraining:
-    """The jobs of peers, and the results computed and not yet delivered."""
+    """The jobs of peers, and computed results not delivered so far."""
 
     def __init__(self) -> None:
         self._jobs: dict[NodeId, Job] = {}
@@ -392,16 +394,16 @@ class LazyTraining:
         self._stretches: dict[NodeId, tuple[int, ...]] = {}  # of the jobs in _updates
 
     def submit(self, job: Job) -> None:
-        """Take a node's job."""
+        """Add a node's job."""
         self._jobs[job.node] = job
 
     def forget(self, node: NodeId) -> None:
-        """Drop the jobs of a node that has died."""
+        """Drop the jobs of a dead node."""
         self._jobs.pop(node, None)
         self._updates.pop(node, None)
 
     def update(self, task: LocalTask, node: NodeId) -> Update:
-        """Return the result of a node's job, once; compute every outstanding one with it."""
+        """Return the result of a node's job, once; compute all outstanding jobs together with it."""
         self._compute(task, node)
         return self._updates.pop(node)
 
@@ -421,11 +423,11 @@ class LazyTraining:
 
 
 class Vacant:
-    """The seat of a client without an invitation: nobody is there yet, and nothing is done."""
+    """The seat of a client without an invitation: it has no machine and does nothing."""
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
         return []
 
 
 VACANT = Vacant()
-"""A million clients of which a round invites fifty cost fifty machines a round."""
+"""With vacant seats, a million clients with fifty invited per round cost fifty machines per round."""

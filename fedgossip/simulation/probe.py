@@ -1,17 +1,17 @@
-"""A probe: three jobs a node at the first models' mean, and from them the expected disagreement.
+"""A probe: three jobs per node at the first models' mean determine the expected disagreement.
 
     C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: the lasting part, by pairs of nodes
-    s^2      1/2 mean_i ||u_i - u'_i||^2                          the part that is drawn afresh in each round
+    s^2      1/2 mean_i ||u_i - u'_i||^2                          the part drawn independently in each round
     a        response of an update to a deviation from the mean   see `shadow`
 
-    D_t^2  =  the algorithm's recursion on G  +  s^2 / n sum over the rounds of the remainder of their noise
+    D_t^2  =  the algorithm's recursion on G  +  s^2 / n sum over the rounds of the remaining part of their noise
 
-Both by the algorithm's own object, in float64 on few columns: any algorithm, order, graph and schedule; the data's
-placement is in G.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
+Both are computed by the algorithm object, in float64 on few columns, for any algorithm, order, graph and schedule; G
+contains the data's distribution.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
 
     D^2  =  1/n sum_{k>=2} [ (l_k / (1 - (1-a) l_k))^2 B_k^2  +  s^2 l_k^2 / (1 - (1-a)^2 l_k^2) ]
 
-in the long run.  Exact for quadratics; other updates change during the training, which a shadow run follows.
+in the long run.  It is exact for quadratics; other updates change during the training, and a shadow run follows them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ DRAWS = 256  # columns
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The result of three jobs a node.
+    """The result of three jobs per node.
 
     gram: float64 [2n, 2n], inner products of the first vectors, and of the updates' lasting part, less their means.
-    noise: s^2, the other part's expected square.  step: of all nodes.  jobs: trained jobs.
+    noise: s^2, the expected square of the other part.  step: of all nodes.  jobs: number of trainings.
     """
 
     gram: FloatArray
@@ -67,7 +67,7 @@ class Probe:
 
 
 def probe(task: LocalTask, n: int) -> Probe:
-    """Train three updates a node with `task`; its memory is restored.  Raises TrainingError as it does."""
+    """Train three updates per node with `task`; its memory is restored.  Raises TrainingError as the task does."""
     before = [memory_of(task, node) for node in range(n)]
     start = np.stack([task.initial(node) for node in range(n)])
     at = mean(list(start))
@@ -93,7 +93,7 @@ def probe(task: LocalTask, n: int) -> Probe:
 
 
 def expected_distances(found: Probe, course: GossipCourse, rounds: int, share: float) -> list[float]:
-    """Return the distance expected after each round, [rounds], where all directions have the response `share`."""
+    """Return the expected distance after each round, [rounds], if all directions have the response `share`."""
     n = course.schedule.n
     squares = _of_lasting(found, course, rounds, share)
     if found.noise:
@@ -102,7 +102,7 @@ def expected_distances(found: Probe, course: GossipCourse, rounds: int, share: f
 
 
 def _of_lasting(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
-    """Return the mean square [rounds] that the first vectors and the lasting updates make of it."""
+    """Return the mean square [rounds] of the course for the first vectors and the lasting updates."""
     n = course.schedule.n
     values, directions = np.linalg.eigh(found.gram)
     columns = directions * np.sqrt(np.abs(values))
@@ -115,7 +115,7 @@ def _of_lasting(found: Probe, course: GossipCourse, rounds: int, share: float) -
 
 
 def _of_noise(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
-    """Return the sum of squares [rounds] that unit noise at every node in every round makes of it."""
+    """Return the sum of squares [rounds] of the course for unit noise at every node in every round."""
     n, period = course.schedule.n, course.schedule.period
     if not period or n > IMPULSES_LIMIT:
         return _of_draws(found, course, rounds, share)
@@ -127,7 +127,7 @@ def _of_noise(found: Probe, course: GossipCourse, rounds: int, share: float) -> 
 
 
 def _of_impulse(found: Probe, course: GossipCourse, rounds: int, share: float, phase: int) -> FloatArray:
-    """Return the sum of squares after 1, 2, ... rounds of unit noise in round `phase` alone."""
+    """Return the sum of squares after 1, 2, ... rounds for unit noise in round `phase` alone."""
     n = course.schedule.n
     run, nothing = Recursion(course, frozen(np.zeros((n, n)))), np.zeros((n, n))
     squares = np.empty(rounds)

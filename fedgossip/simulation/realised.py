@@ -1,13 +1,12 @@
-"""The rounds of a synchronous run as mixed: with lost models, late ones, and later repairs.
+"""The actually mixed rounds of a synchronous run: with lost and late models, and later repairs.
 
 The record has for each round the neighbours without a model (`missed`), unmixed edges (`held`), and repairs
-(`repaired`): weights are the planned ones, those of such neighbours added to the own.  A peer without a row keeps its
-state.  With given updates an algorithm's recursion is computed on all vectors at once:
+(`repaired`): weights are the planned ones, with those of such neighbours added to the peer's.  A peer without a row
+keeps its state.  With given updates an algorithm's recursion is computed on all vectors at once:
 
     x  <-  A_t x + B_t u
 
-by the algorithm object itself, on updates that were not trained from x: valid where it is linear in (x, u)
-(`is_linear`).
+by the algorithm object, on updates that were not trained from x: valid if it is linear in (x, u) (`is_linear`).
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ from fedgossip.topology.weights.mixing_matrix import Stochastic
 
 LOST = ("missed", "held")
 COME_AND_GO = ("again", "there", "left")
-"""After an event of a member of one of these kinds, the record does not determine the effective weights."""
+"""After a member's event of one of these kinds, the record does not determine the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairedEdge:
-    """`node` adds weight (x_peer - x_node), as both went out in `round`; `mixed`: after mixing the round it is in."""
+    """`node` adds weight (x_peer - x_node), with both vectors as sent in `round`.
+
+    `mixed`: after the mixing of the round of the repair; else before it.
+    """
 
     node: NodeId
     peer: NodeId
@@ -46,10 +48,10 @@ class RepairedEdge:
 
 @dataclass(frozen=True, eq=False)
 class RealisedRounds:
-    """A schedule: the rounds as `planned`, less the edges that did not count.  Rounds count from 0.
+    """A schedule: the rounds as `planned`, without the edges that did not count.  Rounds count from 0.
 
-    left_out: by round and node, neighbours whose weight it kept.  there: by round, participants.  repairs: by the round
-    in which they were made.
+    left_out: by round and node, neighbours whose weight the node kept.  there: by round, participants.  repairs: by
+    their round.
     """
 
     planned: Schedule
@@ -59,12 +61,12 @@ class RealisedRounds:
 
     @property
     def stochastic(self) -> Stochastic:
-        """Where an arc alone was lost its sender gave nothing away."""
+        """ "rows": the sender of a lost arc gave no weight away."""
         return "rows"
 
     @property
     def period(self) -> int:
-        """They never repeat."""
+        """0: the rounds never repeat."""
         return 0
 
     @property
@@ -74,16 +76,16 @@ class RealisedRounds:
 
     @property
     def name(self) -> str:
-        """As it was planned."""
+        """Name of the plan."""
         return self.planned.name
 
     @property
     def rule(self) -> str:
-        """As it was planned."""
+        """Rule of the plan."""
         return self.planned.rule
 
     def partners(self, node: NodeId) -> tuple[NodeId, ...]:
-        """As it was planned."""
+        """Return the planned partners."""
         return self.planned.partners(node)
 
     def mixing(self, round: int) -> Mixing:
@@ -112,7 +114,7 @@ class RealisedLosses:
         self._owed: dict[tuple[NodeId, NodeId, int], Vectors] = {}
 
     def note(self, round: int, outgoing: Vectors) -> None:
-        """Keep what of this round, as it went out, is made up for later."""
+        """Store the outgoing vectors of this round that later repairs need."""
         planned = self.rounds.planned.mixing(round)
         for one in self._named.get(round, ()):
             weight = planned.row(one.node).get(one.peer, 0.0)
@@ -133,7 +135,7 @@ class RealisedLosses:
         return frozen(rows)
 
     def without_the_absent(self, before: State, after: State, round: int) -> State:
-        """Return the state in which absent nodes keep theirs."""
+        """Return the state after a round, with absent nodes' states unchanged."""
         if self.rounds.all_there(round):
             return after
         (held, _), (arrays, numbers) = saved(before), saved(after)
@@ -154,7 +156,7 @@ def _without(mixing: Mixing, left_out: Mapping[NodeId, frozenset[NodeId]]) -> Mi
 
 
 def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | None:
-    """Return the realised rounds of a run's record; None where they equal the plan, or the record does not determine
+    """Return the realised rounds of a run's record; None if they equal the plan, or if the record does not determine
     them.
     """
     left_out: dict[int, dict[NodeId, frozenset[NodeId]]] = defaultdict(dict)
@@ -180,14 +182,14 @@ def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | 
 ASKED_ROUNDS = 8
 """Number of rounds in the test of an algorithm's linearity,"""
 ASKED_SCALES = (1e-3, 1.0, 1e3)
-"""and sizes of the vectors in them: a rule that clips differs beyond its threshold alone."""
+"""and sizes of the vectors in these rounds: a rule that clips differs beyond its threshold only."""
 LINEAR = 1e-9
-"""Largest difference of a sum that is still rounding, as a share of the largest element."""
+"""Largest difference of a sum that counts as rounding, as a share of the largest element."""
 
 
 @dataclass(frozen=True, eq=False)
 class GossipCourse:
-    """One possible course of a run: an algorithm of all nodes on a schedule.  `name`: its name for people."""
+    """A possible course of a run: an algorithm of all nodes on a schedule.  `name`: its name for people."""
 
     name: str
     schedule: Schedule
@@ -210,7 +212,7 @@ class Recursion:
         return self._course.algorithm.model(self._state)
 
     def advance(self, updates: Vector | None, step: Step) -> None:
-        """Do the round `step.round` with `updates`, like the vectors; None: no change."""
+        """Compute the round `step.round` with `updates`, shaped like the vectors; None: no change."""
         course, before = self._course, self._state
         if self._late:
             before = self._late.made_up(course.algorithm, before, step.round, mixed=False)
@@ -226,15 +228,15 @@ class Recursion:
             self._state = self._late.without_the_absent(before, after, step.round)
 
     def there(self, round: int) -> Vector:
-        """The vectors of the participants of `round`; of a past run not always all."""
+        """The vectors of the participants of `round`; in a past run some nodes may be absent."""
         return self.model if self._late is None else frozen(self.model[self._late.rounds.present(round)])
 
 
 def is_linear(course: GossipCourse) -> bool:
-    """Whether the models of twice one history of updates, plus another, are twice the one's plus the other's.
+    """Whether superposition holds: twice one history of updates plus another yields twice the first models plus the
+    second.
 
-    Superposition does not forecast a median or a clipped sum.  Raises TrainingError for a user algorithm's wrong return
-    value.
+    It does not hold for a median or a clipped sum.  Raises TrainingError for a user algorithm's invalid return value.
     """
     for scale in ASKED_SCALES:
         width = max(3, course.algorithm.needs.elements)
@@ -247,7 +249,7 @@ def is_linear(course: GossipCourse) -> bool:
 
 
 def _history(n: int, width: int, scale: float, draw: int) -> list[Vector]:
-    """Return first vectors and updates [n, width] at random."""
+    """Return random first vectors and updates [n, width]."""
     values = stream(0, "linear", n, draw).standard_normal((1 + ASKED_ROUNDS, n, width))
     return [frozen(scale * each) for each in values]
 
@@ -262,5 +264,5 @@ def _models(course: GossipCourse, history: list[Vector]) -> Iterator[Vector]:
 
 
 def steps_of(round: int, n: int, rate: float = 0.1) -> Step:
-    """Return the step of a round in which all nodes take one at the same rate."""
+    """Return the step of a round in which all nodes take one step at the same rate."""
     return Step(round, np.full((n, 1), rate), np.ones((n, 1)))

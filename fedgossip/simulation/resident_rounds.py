@@ -3,7 +3,7 @@ written.
 
     every round     batches go to the device; it trains and mixes; losses stay on a GPU
     watched rounds  the disagreement is read back, three numbers
-    evaluated ones  the models, for they are evaluated as vectors; also for an image, and at the end
+    evaluated ones  the models, which are evaluated as vectors; also for an image, and at the end
 
 Rows are written when losses are read: of watched rounds at once, of others on a GPU a few rounds later, and before an
 image.
@@ -48,7 +48,7 @@ def run_arrays(
     between: Callable[[], None] = lambda: None,
     attackers: StackedAttackers | None = None,
 ) -> list[Vector]:
-    """`run_stacked`; with the models on the task's device, where they may stay there and are all that is mixed."""
+    """Run `run_stacked`, with the models on the task's device if they may stay there and nothing else is mixed."""
     stack = stack or first_stack(task, schedule.n, algorithm)
     if isinstance(task, ResidentTask) and type(algorithm) is DSGD and exchange is PLAIN and not attackers:
         run = ResidentRun(schedule, algorithm, record, write, exchange, stack, task.schema)
@@ -60,7 +60,7 @@ def run_arrays(
 
 
 class ResidentRun:
-    """A run with its models on a device; `stack` is updated from it when an image is taken, and at the end."""
+    """A run with its models on a device; `stack` is updated from it for an image, and at the end."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ResidentRun:
         self._write(EventRow(self._round, -1, name, text))
 
     def finished(self, models: ResidentModels, rounds: int, between: Callable[[], None]) -> list[Vector]:
-        """Go through the rounds that are left; return the final vectors, one per node."""
+        """Run the remaining rounds; return the final vectors, one per node."""
         self._models = models
         models.load(self._algorithm.model(self._stack.state))
         self._stack.settle = self._settle

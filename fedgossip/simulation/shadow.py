@@ -1,32 +1,32 @@
-"""A shadow run: all nodes train from their exact mean, and beside it every graph's disagreement follows by recursion.
+"""A shadow run: all nodes train from their exact mean, and a recursion computes every graph's disagreement from it.
 
-    U_t   <-  updates at the mean, one job a node                  the run of a complete graph
-    X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by its algorithm's own object
+    U_t   <-  updates at the mean, one job per node                the run of a complete graph
+    X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by the algorithm object
 
-The mean follows the mean update whatever the graph, so one training serves all graphs.  A peer away from the mean has
-another update, which pulls it back to first order by a share a_t that differs by direction.  The upper edge has a = 0;
-the lower one the share in the direction in which the updates differ, where the loss bends most; equal in all directions
-(a quadratic) both are the run itself.  For methods that cancel the updates' lasting part (D2, gradient tracking) the
-upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were orthogonal.
+The mean follows the mean update on every graph, so one training serves all graphs.  A peer away from the mean has
+another update, which pulls it back to first order by a share a_t that differs by direction.  The upper edge uses a = 0;
+the lower edge uses the share along the updates' differences, the direction of strongest curvature.  If the share is
+equal in all directions (a quadratic), both edges are the run itself.  For methods that cancel the updates' lasting part
+(D2, gradient tracking) the upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were
+orthogonal.
 
-The share is measured during the training, by one more job a node:
+The share is measured during the training, by one more job per node:
 
     a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
 
-An optimiser with memory responds in later rounds too: the share rho of a response that the next round repeats is
-measured by another job a node, at the mean with the displaced one's memory; the pull is then r <- rho r - a (X_g -
-mean).
+An optimiser with state responds in later rounds too.  The next round repeats a share rho of the response; another job
+per node measures rho, at the mean with the displaced optimiser's state.  The pull is then r <- rho r - a (X_g - mean).
 
-Memory: two states of the algorithm per graph, [n, d] a slot.  Peers `followed` along a graph's course, for a third of a
-training more:
+Memory: two states of the algorithm per graph, [n, d] per slot.  `followed` peers are trained along a graph's course,
+which costs a third of a training more:
 
     r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: the model of peer i on this graph
     between these   r_i  ~  sum_k c_k r_i,k - a (e_i - sum_k c_k e_i,k)        e_i = x_i - mean
 
-with c the least squares of e_i by the last four measured e_i,k: secants of the peer's own loss; the remainder is
-answered by the last share a.  An optimiser with memory responds to earlier places too: its peers are not followed.
+with c the least-squares fit of e_i by the last four measured e_i,k: secants of the peer's loss; the remainder responds
+by the last share a.  An optimiser with state responds to earlier positions too: its peers are not followed.
 
-One recursion takes every measurement, another every second; their difference bounds the error:
+One recursion uses every measurement, another every second; their difference bounds the error:
 
     fine^2 / (fine + apart)  <=  distance  <=  fine + apart
 
@@ -52,9 +52,9 @@ from fedgossip.simulation.realised import GossipCourse, Recursion
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
 
 PROBES = 10
-"""The response is measured in rounds 0, 1, 2, 4, 8, ..., and at least so often in a run."""
+"""Minimum number of measurements of the response in a run; they are made in rounds 0, 1, 2, 4, 8, ..."""
 ISOTROPIC = 1e-4
-"""Largest share of a response that may point elsewhere, where it counts as the same in all directions."""
+"""Maximum share of a response in another direction if it still counts as the same in all directions."""
 
 LASTING_MOST = 0.99
 """Maximum share of a response that the next round may repeat."""
@@ -65,9 +65,9 @@ Interval = tuple[float, float]
 @dataclass
 class Shadowed:
     """The forecast of one graph after each round: the distance without and with a response, between both (`apart`), the
-    `followed` peers' edges, and scores where evaluated.
+    `followed` peers' edges, and scores if evaluated.
 
-    `averaged`, and for mean and worst peer the values at both edges, in the order of `evaluated`.
+    Scores are `averaged`, and the values at both edges for mean and worst peer, in the order of `evaluated`.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Response:
-    """Response of an update to a deviation from the mean: the share `a`, whether all directions have it, and lasting:
-    the share that the next round repeats.
+    """Response of an update to a deviation from the mean: the share `a`, whether it is equal in all directions, and the
+    share `lasting` that the next round repeats.
     """
 
     round: int
@@ -109,10 +109,10 @@ class Response:
 
 
 class Shadow:
-    """A shadow run of `courses` of one algorithm; `advance` does a round.  A `realised` course stands alone, with
-    `own_mean`.
+    """A shadow run of `courses` of one algorithm; `advance` computes a round.  A `realised` course is the only one,
+    with `own_mean`.
 
-    `score`: the metric.  `own_mean`: the mean of the one course, which its graph moves; else of a peer without
+    `score`: the metric.  `own_mean`: use the mean of the one course, which its graph moves; else that of a peer without
     neighbours.  `follow`: follow the peers, for a task without memory.
     """
 
@@ -141,7 +141,7 @@ class Shadow:
 
     @property
     def exact(self) -> bool:
-        """Whether the edges are one, and the run itself: each response was the same in all directions."""
+        """Whether both edges equal the run itself: each response was the same in all directions."""
         return all(response.isotropic for response in self.responses)
 
     @property
@@ -150,7 +150,7 @@ class Shadow:
         return mean(list(self._alone.model if self._alone else self._centre.there(self._round)))
 
     def advance(self, round: int, *, evaluate: bool) -> None:
-        """Do `round`, counted from 0, and measure; with scores where it is to `evaluate`."""
+        """Compute `round`, counted from 0, and measure; with scores if `evaluate`."""
         self._round = round
         at = self.mean
         memory = self.memory()
@@ -180,7 +180,7 @@ class Shadow:
         return stacked_updates(updates), stacked_step(round, updates, vectors[0].dtype)
 
     def _probe(self, round: int, at: Vector, updates: Vector, before: Sequence[Mapping[str, Any]]) -> None:
-        """Measure the response along the updates; the task keeps its memory."""
+        """Measure the response along the updates; the task's memory is restored."""
         after, away = self.memory(), updates - mean(list(updates))
         self.remember(before)
         there, _ = self._trained(round, [frozen(at + one) for one in away])
@@ -231,7 +231,7 @@ class Shadow:
         return [memory_of(self._task, node) for node in range(self._n)]
 
     def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
-        """Let the task go on from there."""
+        """Restore the task's memory of each node."""
         for node, one in enumerate(memory):
             give_memory(self._task, node, one)
 
@@ -270,10 +270,9 @@ class Shadow:
 def run_shadow(
     shadow: Shadow, rounds: int, evaluated: Collection[int] = (), watch: Callable[[int], None] = lambda _: None
 ) -> Shadow:
-    """Do all rounds of a shadow run, restore its task's memory, and return it.
+    """Compute all rounds of a shadow run, restore its task's memory, and return it.
 
-    `evaluated`: rounds, from 1, with scores.  `watch` is called after each.  Raises TrainingError where training
-    diverges.
+    `evaluated`: rounds, from 1, with scores.  `watch` is called after each.  Raises TrainingError if training diverges.
     """
     before = shadow.memory()
     try:
@@ -286,8 +285,8 @@ def run_shadow(
 
 
 def response_of(round: int, away: Vector, difference: Vector) -> Response:
-    """Return the response to being `away` [n, d], from the difference of updates there and at the mean; zero without
-    either.
+    """Return the response to a displacement `away` [n, d], from the difference of updates there and at the mean; zero
+    if either is zero.
     """
     e, moved = away.astype(np.float64).ravel(), difference.astype(np.float64).ravel()
     square, size = float(e @ e), float(np.linalg.norm(moved))
@@ -306,7 +305,7 @@ def _ends(values: Sequence[float]) -> Interval:
 
 
 FIRST, EVERY = 2, 3
-"""The first rounds in which answers are measured, and one of how many after these."""
+"""Number of first rounds in which answers are measured, and distance of the later ones."""
 KEPT = 4
 """Number of measurements combined into a response."""
 RIDGE = 1e-3
@@ -315,14 +314,14 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class MeasuredAnswer:
-    """How updates [n, d] differ from those at the mean, where peers are `away` [n, d] from it."""
+    """Difference of updates [n, d] from those at the mean, for peers displaced by `away` [n, d]."""
 
     away: Vector
     answer: Vector
 
     @property
     def share(self) -> float:
-        """Share of the deviation that the response takes back."""
+        """Share of the deviation that the response removes."""
         square = float(_products(self.away, self.away).sum())
         return -float(_products(self.away, self.answer).sum()) / square if square else 0.0
 
@@ -343,7 +342,7 @@ class SecantRecursion:
         return self._run.model
 
     def take(self, one: MeasuredAnswer) -> None:
-        """Take a measurement, for the rounds from this one on."""
+        """Use a measurement for the rounds from this one on."""
         self._measured, self._share = [*self._measured, one][-KEPT:], one.share
         many, kept = len(self._measured), len(self._measured) - 1
         grown = np.empty((len(one.away), many, many))
@@ -356,7 +355,7 @@ class SecantRecursion:
         self._beyond = [each.answer + share * each.away for each in self._measured]
 
     def advance(self, updates: Vector | None, at: Vector, step: Step) -> None:
-        """Do a round with `updates` at the mean `at` [d]."""
+        """Compute a round with `updates` at the mean `at` [d]."""
         if updates is not None and self._measured:
             updates = frozen(updates + self._answer(subtract(self.model, at)))
         self._run.advance(updates, step)
@@ -372,9 +371,7 @@ class SecantRecursion:
 
 
 class FollowedPeers:
-    """The two recursions of one graph; `due` lists the rounds in which its peers compute an update at their own
-    models.
-    """
+    """The two recursions of one graph; in the rounds of `due` its peers compute an update at their models."""
 
     def __init__(self, course: GossipCourse, start: Vector) -> None:
         self.fine, self._coarse = SecantRecursion(course, start), SecantRecursion(course, start)
@@ -387,12 +384,12 @@ class FollowedPeers:
 
     @property
     def models(self) -> list[Vector]:
-        """Range of the peers' models: the results of both, the finer first, and as far on its other side."""
+        """Range of the peers' models: the finer result, the coarser one, and its mirror image about the finer one."""
         fine, coarse = self.fine.model, self._coarse.model
         return [fine, coarse, linear((2, fine), (-1, coarse))]
 
     def take(self, away: Vector, answer: Vector) -> None:
-        """Take the measurements of a due round."""
+        """Add the measurements of a due round."""
         one = MeasuredAnswer(away, answer)
         self.fine.take(one)
         if self._taken % 2 == 0:
@@ -400,7 +397,7 @@ class FollowedPeers:
         self._taken += 1
 
     def advance(self, updates: Vector | None, at: Vector, step: Step) -> None:
-        """Do a round."""
+        """Compute a round."""
         self.fine.advance(updates, at, step)
         self._coarse.advance(updates, at, step)
 
@@ -413,5 +410,5 @@ class FollowedPeers:
 
 def _products(one: Vector, other: Vector) -> npt.NDArray[np.float64]:
     """Return the inner product of each row, float64 [n]."""
-    # in the vectors' own type: in float64 this cost more than the trainings, and the ridge is far above its rounding
+    # In the vectors' type: in float64 this took longer than the trainings, and the ridge is far above its rounding.
     return np.asarray(np.einsum("id,id->i", one, other), np.float64)

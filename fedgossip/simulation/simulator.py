@@ -1,10 +1,11 @@
 """Runs machines in virtual time: a simulated network between them, and the faults of a script.
 
-An instant's events are delivered in the order of their scheduling, after the fault script's of that time.  Messages to
-a dead peer are lost, also for its successor.  Events of a sleeping peer, or of one that adds up vectors, wait in order.
+Events of an instant are delivered in the order of their scheduling, after the fault script's events of that time.
+Messages to a dead peer are lost, also for its successor.  Events of a sleeping peer, or of one that sums vectors, wait
+in order.
 
-At the first due Train, every outstanding job is computed in one call: the history is as if each had been computed
-alone.  A restarted peer is a new machine of a higher incarnation, made from the old one's newest checkpoint.
+At the first due Train, every outstanding job is computed in one call; the results equal those of separate calls.  A
+restarted peer is a new machine of a higher incarnation, made from the old one's newest checkpoint.
 """
 
 from __future__ import annotations
@@ -92,12 +93,12 @@ Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 
 
 class Simulator:
-    """One run.  `links[i]`: the known peers of i; `write` receives rows as they are logged.
+    """One run.  `links[i]`: the known peers of i; `write` receives each row when it is logged.
 
-    `rebirth`: for restarts by the script; every `checkpoint_every`-th round's checkpoint is kept.  `starts`: late
-    peers' seconds.  `on_crash(node, machine)`: at a death.  `examples`: number of a job's, where that determines its
-    time.  A `VACANT` machine is replaced by `seat(node)`'s at the first message to it.  `timeline` takes who did what
-    when; once full, the run stops.
+    `rebirth`: for restarts by the script; every `checkpoint_every`-th round's checkpoint is kept.  `starts`: start
+    times of late peers, in seconds.  `on_crash(node, machine)` is called at a death.  `examples`: number of examples of
+    a job, if it determines the duration.  A `VACANT` machine is replaced by that of `seat(node)` at the first message
+    to it.  `timeline` records the peers' activities; once it is full, the run stops.
     """
 
     def __init__(
@@ -129,16 +130,16 @@ class Simulator:
         self.now_ns = 0
         self.results: dict[NodeId, Vector] = {}
         self.failures: dict[NodeId, Failure] = {}
-        """The reasons why peers ended before their time."""
+        """The reasons of peers that ended early."""
         self.checkpoints: dict[NodeId, Checkpoint] = {}
         self.logs: dict[NodeId, list[tuple[str, Mapping[str, object]]]] = {}
-        """The lines that each participant has written into its own log."""
+        """The lines of each participant's signed log."""
         self.payload: dict[Link, int] = {}
         """Bytes of vectors sent on each link."""
         self.counts: dict[str, int] = {}
         self.dead: set[NodeId] = set(self.starts)
         self.gone: set[NodeId] = set()  # dead for ever
-        """The peers that are absent: not yet, not now, or never again there."""
+        """The absent peers: not started, dead, or removed."""
         self.lives = [0] * len(machines)
         self._detection_ns = int(network.settings.detection * NS)
         self._instants = Instants()
@@ -161,7 +162,7 @@ class Simulator:
         """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
 
         `between` is called between two instants: the attributes of this object and the record, and the task's memory,
-        are then the whole state, from which a restored simulator goes on.
+        are then the whole state, and a restored simulator resumes from it.
         """
         if not self._instants.number:
             self._start()
@@ -203,13 +204,13 @@ class Simulator:
                     self._push(0, node, PeerJoined(other))
 
     def occupy(self, nodes: Iterable[NodeId]) -> None:
-        """Make the machines of those of these nodes whose seats are vacant."""
+        """Create the machines for vacant seats of these nodes."""
         for node in nodes:
             if self.seat is not None and node < len(self.machines) and self.machines[node] is VACANT:
                 self.machines[node], self._meters[node] = self.seat(node), Meter(node)
 
     def _fill(self, node: NodeId) -> None:
-        """Give a vacant seat its machine and links."""
+        """Create the machine and links of a vacant seat."""
         self.occupy([node])
         self._handle(node, Started())
         for other in self.connections.known[node]:
@@ -229,7 +230,7 @@ class Simulator:
             elif lives[1] != self.lives[node] or node in self.dead:
                 continue  # messages for the dead peer are not for its successor
             elif self._adding and self._adding.get(node, 0) > self.now_ns:
-                # keeps its number: the first message is delivered first
+                # Keeps its number, so that the first message is delivered first.
                 self._instants.insert(self._adding[node], queued)
             elif node in self._asleep:
                 self._held[node].append((sequence, event, cost, lives))
@@ -320,7 +321,9 @@ class Simulator:
             self._send(node, sends)
 
     def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
-        """Send messages one after the other; one to several neighbours is one object, priced once."""
+        """Send messages one after the other; a message to several neighbours is one object, whose size is computed
+        once.
+        """
         dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
         paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
         times = 0
@@ -447,7 +450,7 @@ class Simulator:
             self._close_links()
 
     def _record_failure(self, node: NodeId, failure: Failure) -> None:
-        """Log why a peer ended early; a spent budget reports itself."""
+        """Log the reason of a peer's early end; a spent budget reports itself."""
         self.failures[node] = failure
         if failure.kind != "budget":
             value = {"text": failure.text, "advice": failure.advice}
@@ -526,7 +529,7 @@ class Simulator:
                     self._note("struck_in_vain", node, MOST_IN_VAIN)
 
     def _decided(self) -> bool:
-        """Whether all counting participants have finished or are dead for ever."""
+        """Whether all counted participants have finished or are permanently dead."""
         return all(node in self.results or node in self.gone for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:

@@ -49,22 +49,20 @@ if TYPE_CHECKING:
 
 Losses = Sequence[float | None]
 LoggedOf = Sequence[dict[str, float | None] | None] | None
-"""What each node logs; None: nothing."""
+"""The numbers logged by each node; None: none."""
 
 Sizes = npt.NDArray[np.int64]
 
 
 class RoundBytes(NamedTuple):
-    """The traffic of each peer in a round, sent and received: (bytes of messages, those of the vectors in them), int64
-    [n].
-    """
+    """The traffic of each peer in a round, sent and received: (bytes of messages, bytes of vectors), int64 [n]."""
 
     sent: tuple[Sizes, Sizes]
     received: tuple[Sizes, Sizes]
 
 
 class Numbered(NamedTuple):
-    """Messages of a round, of `n` nodes: `times[g]` of node `owners[g]` have `numbers[g]`; int64."""
+    """Message numbers of a round, for `n` nodes: `times[g]` messages of node `owners[g]` have `numbers[g]`; int64."""
 
     n: int
     owners: Sizes
@@ -73,7 +71,9 @@ class Numbered(NamedTuple):
 
 
 class TwoSizes(NamedTuple):
-    """Messages of a round: of the all[i] of node i two[i] have the number `last`, the others -1; int64 [n]."""
+    """Message numbers of a round: two[i] of the all[i] messages of node i have the number `last`, the others -1; int64
+    [n].
+    """
 
     last: int
     two: Sizes
@@ -84,7 +84,7 @@ MessageSizes = Numbered | TwoSizes
 
 
 class Edges:
-    """The numbers that messages of a round have for their edges, where nothing is lost."""
+    """The numbers of a round's messages for their edges, without losses."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self._nodes = schedule, range(schedule.n)
@@ -94,7 +94,7 @@ class Edges:
         mixing = schedule.mixing(0)
         self._targets = [mixing.targets(node) for node in self._nodes]
         self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
-        # of a graph that never changes
+        # Only for a graph that never changes.
         sides = zip(self._sources, self._targets, strict=True)
         self._both = np.array([len(sources.intersection(to)) for sources, to in sides], np.int64)
         self._given, self._taken = (np.array([len(of) for of in side]) for side in (self._targets, self._sources))
@@ -113,7 +113,7 @@ class Edges:
         return _one_each(self._targets, given), _one_each(self._sources, taken)
 
     def used_before(self, round: int) -> tuple[MessageSizes, MessageSizes]:
-        """Return for each target, and for each source, in how many earlier rounds the arc was used."""
+        """Return for each target, and for each source, the number of earlier rounds that used the arc."""
         if self.schedule.period == 1:
             return TwoSizes(round, self._given, self._given), TwoSizes(round, self._taken, self._taken)
         self._follow(round)
@@ -164,7 +164,7 @@ def _costs(message: Message) -> tuple[int, int]:
 
 @dataclass
 class StackMeters:
-    """Traffic of all peers since their last rows, int64 [n] each; no time passes here."""
+    """Traffic of all peers since their last rows, int64 [n] each; there is no time here."""
 
     bytes_sent: Sizes
     bytes_received: Sizes
@@ -173,11 +173,11 @@ class StackMeters:
 
     @classmethod
     def of(cls, n: int) -> StackMeters:
-        """Nothing, of n peers."""
+        """Return empty meters of n peers."""
         return cls(*(np.zeros(n, np.int64) for _ in range(4)))
 
     def carried(self, traffic: RoundBytes) -> None:
-        """Take a round's messages."""
+        """Add a round's messages."""
         self.bytes_sent, self.payload_sent = self.bytes_sent + traffic.sent[0], self.payload_sent + traffic.sent[1]
         self.bytes_received = self.bytes_received + traffic.received[0]
         self.payload_received = self.payload_received + traffic.received[1]
@@ -205,11 +205,11 @@ class Stack(Generic[State]):
     state: State
     meters: StackMeters
     settle: Callable[[], None] = lambda: None
-    """Fetches the parts of the run on other devices; an image is taken once they are here."""
+    """Fetches parts of the run from other devices; an image is taken after it."""
 
 
 def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:
-    """Return where a run begins."""
+    """Return the initial state of a run."""
     initial = frozen(np.stack([task.initial(node) for node in range(n)]))
     return Stack(0, algorithm.start(initial), StackMeters.of(n))
 
@@ -254,7 +254,7 @@ class RuledExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class ChangeExchange(ModelExchange):
-    """Changes of models, as a codec encodes them; all mixed vectors are known to all."""
+    """Changes of models, encoded by a codec; all mixed vectors are known to all peers."""
 
     codec: Codec
 
@@ -266,7 +266,7 @@ class ChangeExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class FragmentExchange(ModelExchange):
-    """A fragment of each model; the rest of the mixed vector is 0, and stays so."""
+    """A fragment of each model; the rest of the mixed vector stays 0."""
 
     algorithm: FragmentedDiLoCo
 
@@ -278,7 +278,7 @@ class FragmentExchange(ModelExchange):
 
 
 class MassExchange(ModelExchange):
-    """Shares of vectors and of their weight: each is accepted."""
+    """Shares of vectors and of their weight; each is accepted."""
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
         *like_the_model, weight = _one_peers(outgoing)
@@ -292,7 +292,7 @@ class MassExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class Private(ModelExchange):
-    """Models as the integers that remain of them under the masks of private gossip."""
+    """Models as the integers that remain after the masks of private gossip cancel."""
 
     grid: Grid
 
@@ -329,14 +329,14 @@ def run_stacked(
     """Run synchronous gossip of all nodes for `rounds`, or from `stack` on; return the final vectors, one per node.
 
     `attackers`: for an algorithm that mixes models alone.  `between` is called between two rounds: `stack`, the record
-    and the task's memory are the whole state.
+    and the task's memory are then the whole state.
     """
     n = schedule.n
     stack = stack or first_stack(task, n, algorithm)
     edges, train = Edges(schedule), _training(task, algorithm, n)
 
     def advanced(number: int) -> list[Row]:
-        """Do a round; return its rows.  Its memory is free when it is done."""
+        """Compute a round and return its rows, so that its memory is freed on return."""
         mixing = schedule.mixing(number)
         before = algorithm.model(stack.state)
         state, outgoing, losses, logged = train(stack.state, number)
@@ -363,7 +363,7 @@ def run_stacked(
 
 
 def check_summable(round: int, *stacks: Vector) -> None:
-    """Raise TrainingError for vectors [n, d] that neighbours would refuse: on arrays nobody goes on without them."""
+    """Raise TrainingError for vectors [n, d] that neighbours would refuse: arrays have no rounds without them."""
     for rows in stacks:
         if (node := unsummable_row(rows)) is not None:
             text = f"node {node}, round {round}: its model is not finite, or too large to be mixed"
@@ -371,11 +371,11 @@ def check_summable(round: int, *stacks: Vector) -> None:
 
 
 _Trained = tuple[State, Vectors, Losses, LoggedOf]
-"""The state until the round is mixed, the outgoing vectors, and the loss of each node's training, and what it logs."""
+"""The state until the round is mixed, the outgoing vectors, and each node's training loss and logged numbers."""
 
 
 def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:
-    """Return what trains all nodes in a round: at once if possible, else job by job."""
+    """Return the function that trains all nodes in a round: at once if possible, else job by job."""
     if isinstance(task, IdleTask) and task.idle:
         return partial(_nothing_trained, algorithm)
     if isinstance(task, StackedTask) and task.trains_stacks(n):
@@ -384,7 +384,7 @@ def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Cal
 
 
 def _sends_models(algorithm: object) -> bool:
-    """Whether it has `moved` of its own, and no changed `trained`."""
+    """Whether the algorithm defines `moved`, and no changed `trained`."""
     owner = next((kind for kind in type(algorithm).__mro__ if "trained" in vars(kind)), object)
     return isinstance(algorithm, SendsModels) and "moved" in vars(owner)
 
@@ -427,12 +427,12 @@ def _moved(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, n
 def combined(
     algorithm: GossipAlgorithm[State], state: State, outgoing: Vectors, groups: RowGroups, exchange: StackedExchange
 ) -> State:
-    """Return the state of all nodes when what went out, [n, d] each, is mixed."""
+    """Return the state of all nodes after mixing the outgoing vectors, [n, d] each."""
     return algorithm.mixed(state, exchange.mix_all(groups, outgoing))
 
 
 def _one_peers(outgoing: Vectors) -> Vectors:
-    """Return the first peer's part of what went out."""
+    """Return the first peer's part of the outgoing vectors."""
     return tuple(vectors[0] for vectors in outgoing)
 
 
@@ -446,7 +446,7 @@ def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floati
 
 
 def stacked_updates(updates: Sequence[Update]) -> Vector | None:
-    """Return the updates of all nodes, [n, d]; None where nothing changed."""
+    """Return the updates of all nodes, [n, d]; None if nothing changed."""
     there = [update.difference for update in updates if update.difference is not None]
     assert len(there) in (0, len(updates)), "a task changes every vector or none"
     return frozen(np.stack(there)) if there else None
@@ -454,7 +454,7 @@ def stacked_updates(updates: Sequence[Update]) -> Vector | None:
 
 @dataclass(frozen=True)
 class StackedAttackers:
-    """`peers` lie by `attack`; `all_known`: they have the models of all honest peers, not of their neighbours alone."""
+    """`peers` attack by `attack`; `all_known`: they have the models of all honest peers, not only of neighbours."""
 
     peers: frozenset[NodeId]
     attack: Attack
@@ -463,9 +463,7 @@ class StackedAttackers:
     all_known: bool = False
 
     def mixed(self, mixing: Mixing, round: int, outgoing: Vector, mixed: Vector) -> Vector:
-        """Return the results of all, [n, d], for `mixed`, the mixing of the models that honest peers would have
-        sent.
-        """
+        """Return the results of all, [n, d], from `mixed`: the mix of the models that honest peers would have sent."""
         forged: dict[tuple[NodeId, NodeId], Vector] = {}
         for peer in sorted(self.peers):
             known = range(mixing.n) if self.all_known else mixing.row(peer)
@@ -484,7 +482,7 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RelayExchange(ModelExchange):
-    """Sums, another for each neighbour."""
+    """Sums, a different one for each neighbour."""
 
     algorithm: RelaySGD
 
@@ -503,7 +501,7 @@ class RelayExchange(ModelExchange):
         return frozen(models), received, counts
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
-        """A message has the number of models in it, which takes more bytes the larger it is."""
+        """Return the traffic; a message contains its number of models, whose bytes depend on its size."""
         own, *before = outgoing
         arcs = arcs_of(edges.schedule.mixing(round).rows_by_degree(), len(own))
         counts = before[1] if before else np.zeros(arcs.senders.size)
@@ -514,7 +512,9 @@ class RelayExchange(ModelExchange):
 
 
 class TreeArcs(NamedTuple):
-    """All (sender, receiver), ascending.  `starts` [n + 1]: where each node's begin; `reverse`: those the other way."""
+    """All (sender, receiver), ascending.  `starts` [n + 1]: index of each node's first arc; `reverse`: index of each
+    reverse arc.
+    """
 
     senders: Places
     receivers: Places
@@ -523,7 +523,7 @@ class TreeArcs(NamedTuple):
 
 
 def arcs_of(groups: RowGroups, n: int) -> TreeArcs:
-    """Return the arcs of a graph in which every arc has its reverse."""
+    """Return the arcs of a graph with the reverse of every arc."""
     senders = np.concatenate([np.repeat(nodes, ids.shape[1]) for nodes, ids, _ in groups])
     receivers = np.concatenate([ids.ravel() for _, ids, _ in groups])
     between = senders != receivers
