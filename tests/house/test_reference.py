@@ -107,7 +107,7 @@ def test_every_event_and_every_command_is_there() -> None:
         (["9"], ["partial"]),
         (["partition"], ["kind of fault", "event", "data.partition"][:2]),
         (["ended.json"], ["ended.json  (file)", "written last", "participant"]),
-        (["summary.score.averaged"], ["key of summary.json", "Of the mean over the models"]),
+        (["summary.score.averaged"], ["key of summary.json", "mean over the models"]),
         (["wall_seconds"], ["summary.wall_seconds"]),
         (["keys", "new"], ["fedgossip keys new", "--address"]),
         (["gossip"], ["decentralized  (lecture)", "fedgossip lecture decentralized"]),
