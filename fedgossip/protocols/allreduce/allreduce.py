@@ -28,9 +28,10 @@ follow (`round_sums`), with `overlap` bucket by bucket while the gradient is com
 step.  With `delay` a worker trains for the next round while this one is summed, from its present point moved by the
 momentum (as Streaming DiLoCo, Douillard and others, 2025, which leaves the momentum to the end of the delay).
 
-A worker that is gone, or a missed deadline: the others agree on a view (`regroup`).  Either one of them has completed
-the open round and the others fetch its state (`state_transfer`), or all repeat it: nothing is counted twice.  A
-returning worker asks for readmission; the lowest stops after its round, and the next view includes it.
+After a lost worker, or a missed deadline, the others agree on a view (`regroup`).  Either one of them has completed the
+open round and the others fetch its state (`state_transfer`), or all repeat it: nothing is counted twice.  A returning
+worker requests readmission; the worker with the lowest id stops after its round, and the next view includes the
+returning one.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ from fedgossip.protocols.state_transfer import StateFetch
 AT_WORK = ("training", "reducing", "catching")
 
 REPEATS_MAX, REPEATS_AT_ONCE = 20, 100
-"""Maximum number of successive views with the same members and without a new round: once they lasted as long as the
-start may take, and in whatever time.
+"""Maximum number of successive views with the same members and without a new round: if they lasted as long as the start
+may take, and regardless of their duration.
 """
 
 
@@ -111,7 +112,7 @@ class AllReduceSettings:
     accumulate: int | None = 1
     """Number of batches of a gradient."""
     local: bool = False
-    """Whether workers train by themselves in a round, and their updates are summed."""
+    """Whether workers train locally in a round, and their updates are summed."""
     delay: bool = False
     """With `local`: whether the next round is trained while this one is summed."""
     overlap: bool = False
@@ -125,12 +126,12 @@ class AllReduceSettings:
 
 
 class AllReduce:
-    """One worker of `members`, itself included; `rate`: step size by round.
+    """One worker of `members`; `rate`: step size by round.
 
-    `unsent`: with `local`, the fragments in which its updates are sent; `coded`: the codec of its contributions to
-    `sums`; `resumed`: the state of an earlier life, which contacts the others before it takes part.
+    `unsent`: with `local`, the fragments of its updates that are sent later; `coded`: the codec of its contributions to
+    `sums`; `resumed`: the checkpoint of an earlier incarnation, which contacts the others before it takes part.
 
-    Invariant: `exchange` is of the view that `group` is in, and of the round that `at` is in.
+    Invariant: `exchange` belongs to the view of `group`, and to the round of `at`.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class AllReduce:
         exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         self.node, self.settings, self.group, self.at, self.exchange = node, settings, group, at, exchange
         self._fresh = resumed is None and not incarnation
-        """Whether this is a first life."""
+        """Whether this is the first incarnation."""
         self.exchange.renew(self.round)
         self.asked = -1  # the round of the last requested gradient; -1: it is no longer needed
         self.phase = "new"
@@ -169,7 +170,7 @@ class AllReduce:
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
         self.repeats, self.stuck_ns = 0, 0
-        """Number of views without a new round or another member, and the time of the first of them."""
+        """Number of successive views without a new round or another member, and the time of the first of them."""
 
     @property
     def round(self) -> int:
@@ -292,7 +293,7 @@ class AllReduce:
         return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
 
     def _produced(self, event: Produced, now_ns: int) -> list[Effect]:
-        """Send a stretch while the rest is computed, if some sum can hold it."""
+        """Send a stretch while the rest is computed, if a sum can hold it."""
         if (self.phase, self.asked, event.job) != ("training", self.round, self.round):
             return []
         brought = contribution_of(event.vector, event.examples, event.metrics)
@@ -316,14 +317,14 @@ class AllReduce:
         return self._reduce(now_ns) if self.phase == "training" else []
 
     def _brought(self, event: Trained) -> Contribution | None:
-        """Return this worker's contribution to the round; None where no codec can encode its gradient."""
+        """Return this worker's contribution to the round; None if no codec can encode its gradient."""
         goes = self.at.unsent.opened(event.update, self.round)
         if self.at.coded is None:
             return contribution_of(goes, event.examples, event.metrics)
         return self.at.coded.coded(goes, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
-        """End: no sum can hold this gradient, and the others would refuse its chunks."""
+        """End the run: no sum can hold this gradient, and the others would refuse its chunks."""
         what = "update" if self.settings.local else "gradient"
         text = f"worker {self.node}, round {self.round}: its {what} is not finite, or too large to be added up"
         failure = Failure("training", text, "Look at its data, or lower train.lr.")
@@ -348,7 +349,7 @@ class AllReduce:
 
     @property
     def _deadline_ns(self) -> int:
-        """Deadline of the round; the longest where members fetch the state first."""
+        """Deadline of the round; the longest one if members fetch the state first."""
         view = self.group.view
         fetched = bool(view.behind) and view.rounds == self.round
         return self.settings.deadline_ns if fetched else self.deadline.now_ns()
@@ -384,7 +385,7 @@ class AllReduce:
         return [*self.exchange.links[node].resent(now_ns), *greeting, *self._begin_if_gathered(now_ns)]
 
     def _left(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
-        """Handle a goodbye: after all rounds, or earlier."""
+        """Handle a `Leaving`: after all rounds, or earlier."""
         if rounds < self.settings.rounds:
             self.group.departed.add(sender)
             return self._lost(sender, now_ns) if sender in self.group.members else []
@@ -403,7 +404,7 @@ class AllReduce:
         return self._end_if_settled()
 
     def _refuse(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Go on without a worker whose numbers cannot be added."""
+        """Continue without a worker whose numbers cannot be added."""
         if node in self.group.refused or node not in self.group.members or node == self.node:
             return []
         self.group.refuse(node)
@@ -424,7 +425,7 @@ class AllReduce:
         return self._stop_round(now_ns)  # the lives before may differ in rounds: find the furthest
 
     def _begin_without(self, now_ns: int) -> list[Effect]:
-        """Begin without missing workers, if those of an earlier life are enough; else end."""
+        """Begin without missing workers, if those of an earlier incarnation are enough; else end."""
         if not self._fresh and enough(self.group.view, {self.node, *self.group.here}, self.round):
             return self._stop_round(now_ns)
         text = f"workers {self.group.missing} did not join, and a collective needs all to begin"
@@ -472,7 +473,7 @@ class AllReduce:
         return self._stop_round(now_ns) if stops else []  # ask the others to confirm
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
-        """Begin a view, on disk before any message of it is sent: it binds a next life."""
+        """Begin a view, and write it to disk before any message of it is sent: it binds a later incarnation."""
         joined = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
         if stuck := self._stuck(joined or gone, now_ns):
@@ -489,7 +490,7 @@ class AllReduce:
         return effects + self._again(now_ns)
 
     def _stuck(self, changed: Sequence[NodeId], now_ns: int) -> Failure | None:
-        """Count a view; return the failure of a run whose rounds all take longer than their deadline."""
+        """Count a view; return the failure of a run if all its rounds exceed their deadline."""
         self.repeats = 0 if changed else self.repeats + 1
         if self.repeats <= 1:
             self.stuck_ns = now_ns

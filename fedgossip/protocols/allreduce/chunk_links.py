@@ -1,15 +1,15 @@
-"""Chunks in transfer to one worker each: at most WINDOW of them, and each until it is acknowledged.
+"""Chunks in transfer to one worker each: at most WINDOW of them, each until it is acknowledged.
 
 A link loses messages when it breaks or its queue is full, and one lost chunk would stop a collective.  A chunk is
 repeated after:
 
     a gap         a later chunk is acknowledged and this one is not, on a link that keeps the order: at once
-    a query       no message for the timeout of `round_trips`: which of those in transfer have arrived?  Those missing
-                  in the reply are sent again; without a reply the next query waits twice as long
+    a query       no message for the timeout of `round_trips`: which chunks in transfer have arrived?  Missing ones
+                  are sent again; without a reply the next query waits twice as long
     a new link    all in transfer
 
-A query is a few bytes and keeps its place behind the chunks it is about: a link slower than the first timeout carries
-nothing twice.
+A query is a few bytes and stays behind its chunks in the queue: a link slower than the first timeout sends nothing
+twice.
 
 Source: the probe of RFC 8985 (Cheng, Cardwell, Dukkipati and Jha, RACK-TLP, 2021), which repeats the last segment
 instead; a chunk is a thousand times as long.
@@ -45,23 +45,20 @@ from fedgossip.core.messages import (
 # timeout = smoothed + max(4 * deviation, smoothed)          smoothed, deviation: moving means, of 1/8 and 1/4
 #
 # at least LEAST_NS and at most a limit; FIRST_NS before the first reply, and doubled at the second and the third
-# missing
-# reply, until the next reply.  The caller measures only replies to messages that were sent once.
+# missing reply, until the next reply.  The caller measures only replies to messages that were sent once.
 #
 # Source: Paxson, Allman, Chu and Sargent, Computing TCP's retransmission timer, RFC 6298 (2011), with the rule of Karn
 # and Partridge, Improving round-trip time estimates in reliable transport protocols, SIGCOMM 1987.  Two differences:
-# the
-# minimum is that of Linux in place of a second, and twice the smoothed time, as replies here wait for a machine that
-# may
-# be adding; and it doubles only twice, from the second on, as the repeated message is a query of a few bytes, which
-# fills no link.
+# the minimum is Linux's in place of a second, and twice the smoothed time, as replies here wait for a machine that may
+# be summing; and it doubles only twice, from the second on, as the repeated message is a query of a few bytes, which
+# does not fill a link.
 
 
 FIRST_NS = 1_000_000_000
 """Timeout before the first reply, as in RFC 6298."""
 
 LEAST_NS = 200_000_000
-"""Minimum timeout, as in Linux: messages are lost seldom, and a busy machine replies late."""
+"""Minimum timeout, as in Linux: messages are rarely lost, and a busy machine replies late."""
 
 DOUBLINGS_MAX = 2
 """Maximum number of doublings of a timeout."""
@@ -73,7 +70,7 @@ class RoundTrips:
     def __init__(self, longest_ns: int) -> None:
         self.longest_ns = longest_ns
         self.quickest_ns = 0
-        """The shortest measured one; 0 before the first."""
+        """The shortest measured round-trip time; 0 before the first."""
         self._smoothed_ns = self._deviation_ns = self._timeouts = 0
 
     def record(self, took_ns: int) -> None:
@@ -88,7 +85,7 @@ class RoundTrips:
         self._timeouts = 0
 
     def answered(self, took_ns: int) -> None:
-        """Record the reply to a query, which is quicker than that to a chunk: it only proves that the link works."""
+        """Record the reply to a query, which is faster than one to a chunk: it only proves that the link works."""
         if not self.quickest_ns:
             self.record(took_ns)
         self._timeouts = 0
@@ -110,7 +107,7 @@ class RoundTrips:
 
 
 WINDOW = 4
-"""Maximum number of chunks on a link that are not acknowledged."""
+"""Maximum number of unacknowledged chunks on a link."""
 
 QUESTIONS_MAX = 8
 """Maximum number of open queries on a link; older ones are dropped."""
@@ -124,7 +121,7 @@ Chunk = ReduceChunk | CodedChunk | PushChunk | Pulled | CodedPulled | RowsPulled
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A chunk, the time of its last sending, and its position among all sendings on the link."""
+    """A chunk, the time of its last transmission, and its position in all transmissions on the link."""
 
     chunk: Chunk
     sent_ns: int
@@ -149,7 +146,7 @@ class ChunkLink:
         self._waiting: deque[Chunk] = deque()
         self._sent = self._timer = 0
         self._questions: dict[int, tuple[int, int]] = {}
-        """Open queries by number: (position among all sendings on the link, time in nanoseconds)."""
+        """Open queries by number: (position in all transmissions on the link, time in nanoseconds)."""
         self._here: dict[Name, None] = {}
         """The names of the last chunks received from the other end."""
 
@@ -159,7 +156,7 @@ class ChunkLink:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of vectors that wait for room."""
+        """Number of bytes of vectors that wait for room."""
         return sum(chunk.payload_bytes for chunk in self._waiting)
 
     def has(self, name: Name) -> bool:
@@ -167,7 +164,7 @@ class ChunkLink:
         return name in self._under_way
 
     def carries(self, number: int) -> bool:
-        """Return whether a chunk with this second number in its name, a round or a shard, is in transfer or waits."""
+        """Return whether a chunk with this second number in its name, a round or a shard, is in transfer or waiting."""
         under_way = (one.chunk for one in self._under_way.values())
         return any(chunk.name[1] == number for chunk in (*under_way, *self._waiting))
 
@@ -189,7 +186,7 @@ class ChunkLink:
         return self.taken(word.name, now_ns)
 
     def took(self, word: ChunkTaken | PieceTaken) -> Send:
-        """Record a received chunk, and acknowledge it."""
+        """Record a received chunk; return its acknowledgement."""
         self._here.pop(word.name, None)
         self._here[word.name] = None
         if len(self._here) > 2 * WINDOW:
@@ -201,7 +198,7 @@ class ChunkLink:
         self._here.clear()
 
     def taken(self, name: Name, now_ns: int) -> list[Effect]:
-        """Handle an acknowledgement: send lost chunks again, and the next; an unknown name has no effect."""
+        """Handle an acknowledgement: send lost chunks again, and the next one; an unknown name has no effect."""
         there = self._under_way.pop(name, None)
         if there is None:
             return []
@@ -211,7 +208,7 @@ class ChunkLink:
         return self._go_on(lost, now_ns)
 
     def answered(self, answer: ChunksHere, now_ns: int) -> list[Effect]:
-        """Handle the reply to a query: of the chunks in transfer at its time those not named are lost."""
+        """Handle the reply to a query: chunks in transfer at its time are lost if they are not in the reply."""
         if answer.number not in self._questions:
             return []
         order, asked_ns = self._questions[answer.number]
@@ -233,7 +230,7 @@ class ChunkLink:
         return [Send(self.to, ChunksAsked(timer, tuple(self._under_way))), *self._wait()]
 
     def resent(self, now_ns: int) -> list[Effect]:
-        """Send all chunks in transfer again: the link was lost, or the other end has lost them."""
+        """Send all chunks in transfer again, after a lost link or a restart of the other end."""
         return [*self._all_again(self._under_way.values(), now_ns), *self._wait()]
 
     def drop(self) -> None:

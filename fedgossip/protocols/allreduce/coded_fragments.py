@@ -1,11 +1,11 @@
 """Encoded gradients of one worker with their error memory: of vectors, of fragments, and of low rank.
 
-A fragment is a vector of its own: its codec keeps its error memory until its next turn.  The error memory:
+Each fragment is a separate vector: its codec keeps its error memory until its next turn.  The error memory:
 
-    closed --coded: the payload goes out--> open --settled(later round): it was counted--> closed
+    closed --coded: the payload is sent--> open --settled(later round): it was counted--> closed
 
-A repeated round sends the same payload.  If the others went on without a worker, its memory is as before that round:
-its gradient is lost, as it is without a codec.
+A repeated round sends the same payload.  If the others continued without a worker, its memory is as before that round:
+its gradient is lost, as without a codec.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FragmentSums:
 
 
 class CodedFragments:
-    """One worker's fragments: `parts` are their codecs, of which one at most has a round open; None: uncoded."""
+    """One worker's fragments: `parts` are their codecs, at most one with an open round; None: uncoded."""
 
     def __init__(self, parts: Sequence[CodedGradients | LowRankGradients | None]) -> None:
         self._parts = list(parts)
@@ -76,12 +76,12 @@ class CodedFragments:
         return self._open.coded(gradient, examples, metrics, round)
 
     def take_result(self, found: Vector) -> None:
-        """Update the error memory by the result of the round."""
+        """Update the error memory from the result of the round."""
         if self._open:
             self._open.take_result(found)
 
     def settled(self, rounds: int) -> None:
-        """Update the error memories after so many completed rounds: with or without this worker in the last one."""
+        """Update the error memories after `rounds` completed rounds: with or without this worker in the last one."""
         for _, one in self._coded:
             one.settled(rounds)
 
@@ -104,7 +104,7 @@ class CodedFragments:
 
 @dataclass(frozen=True)
 class LowRankSums:
-    """Values, the same at all workers.  `bucket`: elements of a bucket."""
+    """The sums of low-rank gradients, the same at all workers.  `bucket`: number of elements of a bucket."""
 
     collective: Callable[[int], Table]
     low: LowRank
@@ -136,7 +136,7 @@ LEFT_OUT = "left_out/"
 class CodecMemory:
     """The error memory of one worker's codec.
 
-    Invariant: `memory` is that of all completed rounds, from which a next life resumes.
+    Invariant: `memory` covers all completed rounds; a later incarnation resumes from it.
     """
 
     def __init__(self, node: NodeId, memory: Memory) -> None:
@@ -164,7 +164,7 @@ class CodecMemory:
 
 
 class CodedGradients(CodecMemory):
-    """One worker's gradients, each encoded by itself."""
+    """One worker's gradients, each encoded separately."""
 
     def __init__(self, node: NodeId, sender: Sender, sums: CodedSums) -> None:
         super().__init__(node, sender.start(sums.layout))
@@ -185,13 +185,13 @@ class CodedGradients(CodecMemory):
         return CodecTurn(self._sums.seed, self._node, round)
 
     def take_result(self, found: Vector) -> None:
-        """Nothing to update: the error memory does not depend on the round's result."""
+        """Do nothing: the error memory does not depend on the round's result."""
 
 
 class LowRankGradients(CodecMemory):
     """One worker's low-rank gradients.  `memory` is the error [d], and the last Q.
 
-    The error is the difference between the worker's own vector and the decoded mean.
+    The error is the difference between the worker's vector and the decoded mean.
     """
 
     def __init__(self, node: NodeId, sums: LowRankSums) -> None:

@@ -1,13 +1,13 @@
-"""One all-reduce at one rank: the moves of a collective's table, made in order as chunks are received in any order.
+"""One all-reduce at one rank: the moves of a collective's table, made in order while chunks arrive in any order.
 
 A vector is reduced in buckets, each by a run of the table; OPEN are active at a time, from its end to its start, the
 order in which a backward pass computes a gradient.  A chunk is named by (bucket, step): the step-th of its sender for
-its receiver in that bucket.  A sent chunk never changes: it is a copy, or an array that was received or summed.
+its receiver in that bucket.  A sent chunk never changes: it is a copy, or a received or summed array.
 
-    invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
+    invariant   a bucket's move k is made after moves 0 .. k - 1: so the sums depend on the table alone
     bound       early chunks are at most the remaining ones of the table
 
-A round of low-rank gradients is two such sums; chunks of the second continue the bucket numbers and element places of
+A round of low-rank gradients is two such sums; chunks of the second continue the bucket numbers and element indices of
 the first.
 """
 
@@ -30,24 +30,24 @@ OPEN = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """A chunk of one rank for another."""
+    """A chunk from one rank to another."""
 
     peer: int
     """The receiving rank."""
     bucket: int
     step: int
     start: int
-    """The place of its first element in the vector."""
+    """Index of its first element in the vector."""
     weight: float
     """Weight of a term that its receiver adds exactly; 0 for a partial sum."""
     vector: Vector
 
 
 class Reduction:
-    """The mean of one vector [d] per rank, weighted; every rank ends with it.
+    """The weighted mean of one vector [d] per rank; every rank ends with it.
 
-    The last element of every vector is 1: where partial sums are rounded, it carries the sum of the weights.  `bucket`:
-    elements of each stretch but the last.
+    The last element of every vector is 1: if partial sums are rounded, it yields the sum of the weights.  `bucket`:
+    number of elements of each stretch but the last.
     """
 
     def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
@@ -66,7 +66,7 @@ class Reduction:
         self._lacks = length  # all elements from here on were given
         self._first = 0  # all buckets before it, in their order, are done
         self.summed = 0
-        """Number of elements added to others here."""
+        """Number of vector elements added at this rank."""
 
     @property
     def done(self) -> bool:
@@ -74,7 +74,7 @@ class Reduction:
 
     @property
     def mean(self) -> Vector:
-        """The mean, where all is done; the same bits at every rank.  Not frozen: its owner may step in its memory."""
+        """The mean, once all is done; the same bits at every rank.  Not frozen: its owner may reuse its memory."""
         assert self.done
         if self._summed:
             weights = self._held[-1]
@@ -92,7 +92,7 @@ class Reduction:
 
     @property
     def begun(self) -> bool:
-        """Whether all of the rank's own vector was given."""
+        """Whether all elements of the rank's vector were passed."""
         return not self._lacks
 
     @property
@@ -101,19 +101,19 @@ class Reduction:
         return [bucket.start for bucket in self._order[:-1]]
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
-        """Return whether the rank's own vector can be added to others of its size: else all others would refuse it."""
+        """Return whether the rank's vector can be added to others of its size: otherwise all others would refuse it."""
         most = REACH / 2 if self._table.exact else float(np.sqrt(np.finfo(self._held.dtype).max))
         return all(weight * largest(piece) * self._table.workers < most for piece in pieces)  # not so of a nan
 
     def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give the rank's own vector, in pieces; return the chunks to send now.  Some may have been received before."""
+        """Pass the rank's vector, in pieces; return the chunks to send now.  Some may have been received before."""
         assert not self.begun and pieces[-1][-1] == 1
         return self.give(0, weight, *pieces)
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give elements from `start` on, up to those given before; return the chunks to send.
+        """Pass elements from `start` on, up to those passed before; return the chunks to send.
 
-        A stretch that would leave a gap behind it is not taken.
+        A stretch that would leave a gap after it is ignored.
         """
         assert weight > 0
         stop = start + sum(piece.size for piece in pieces)
@@ -133,7 +133,7 @@ class Reduction:
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the elements in a chunk of this name; None where there is no such chunk."""
+        """Return (start, stop) of the elements in a chunk of this name; None if no such chunk exists."""
         if not 0 <= bucket < len(self._buckets):
             return None
         return self._buckets[bucket].expects(sender, step)
@@ -147,7 +147,7 @@ class Reduction:
         return self._buckets[chunk_bucket].fits(weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
-        """Take a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add a chunk that is expected, new and fits; return the chunks to send now."""
         self._buckets[bucket].keep(sender, step, weight, vector)
         return self._go_on()
 
@@ -175,7 +175,9 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Course:
-    """A rank's moves in a bucket of `size` elements, the step of each, and the parts taken of each sender, in order."""
+    """A rank's moves in a bucket of `size` elements, the step of each, and the parts received from each sender, in
+    order.
+    """
 
     size: int
     moves: Sequence[tuple[Move, slice]]
@@ -212,7 +214,7 @@ class _Bucket:
         self.summed = 0  # elements, until they are counted
 
     def begin(self, weight: float, held: Vector) -> None:
-        """Begin with the rank's own term, stored in `held`."""
+        """Begin with the rank's term, stored in `held`."""
         self._part = held[self.start : self.start + self._size]
         self._weight = weight if self._raw else 0.0
         if self._raw and self._adds:
@@ -225,7 +227,7 @@ class _Bucket:
 
     @property
     def awaited(self) -> int | None:
-        """The rank that the next move waits for."""
+        """The rank for which the next move waits."""
         return self._moves[self._at][0].peer if self._part.size and not self.done else None
 
     def expects(self, sender: int, step: int) -> tuple[int, int] | None:
@@ -286,7 +288,7 @@ class _Bucket:
             self._exact = None
 
     def _add(self, part: slice, arrived: Vector) -> None:
-        """Add into the received part's memory, if it is ours; a replaced part need not fit in the vector."""
+        """Add into the received part's memory, if this rank owns it; a replaced part need not fit in the vector."""
         total = np.add(
             self._part[part], arrived, out=arrived if arrived.flags.writeable else empty(arrived.size, arrived.dtype)
         )
@@ -322,7 +324,7 @@ def steps_of(moves: Sequence[Move]) -> list[int]:
 
 
 class LowRankReduction:
-    """Invariant: the second sum begins when the first is done, and this rank's own vector is given."""
+    """Invariant: the second sum begins when the first is done and this rank's vector was passed."""
 
     def __init__(self, rank: int, table: Table, low: LowRank, bucket: int) -> None:
         kind, first, second = low.layout.dtype, low.first_length + TAIL, low.second_length + 1
@@ -362,11 +364,11 @@ class LowRankReduction:
         return frozen(np.concatenate([self._left, first[self._left.size :], second[:-1]]))
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
-        """Return whether the rank's own vector can be added to others of its size."""
+        """Return whether the rank's vector can be added to others of its size."""
         return self._sums[0].bears(weight, *pieces[:2])
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give this rank's part: of the first sum, its tail, and the vector [d] that the second is computed from."""
+        """Pass this rank's part: of the first sum, its tail, and the vector [d] that determines the second."""
         if self.begun or start:
             return []
         first, tail, vector = pieces
@@ -388,7 +390,7 @@ class LowRankReduction:
         return (self._sums[0], bucket) if bucket < self._buckets else (self._sums[1], bucket - self._buckets)
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the elements in a chunk of this name; None where there is no such chunk."""
+        """Return (start, stop) of the elements in a chunk of this name; None if no such chunk exists."""
         of, number = self._of(bucket)
         found = of.expects(sender, number, step)
         behind = 0 if of is self._sums[0] else self._elements
@@ -405,7 +407,7 @@ class LowRankReduction:
         return of.fits(number, weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
-        """Take a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add a chunk that is expected, new and fits; return the chunks to send now."""
         of, number = self._of(bucket)
         out = of.take(sender, number, step, weight, vector)
         return [*out, *self._go_on()] if of is self._sums[0] else self._behind(out)

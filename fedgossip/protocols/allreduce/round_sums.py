@@ -5,7 +5,7 @@
     gradient the mean gradient [d], from the result
 
 Additive payloads are reduced by the collective's table; others are sent to all, decoded by each in the same order, and
-added.  A worker has the sums of this round and of the next, the furthest that another can be ahead.
+added.  A worker has the sums of this round and of the next: no other can be further ahead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from fedgossip.protocols.allreduce.worker_group import WorkerGroup, generation
 
 # One all-gather at one rank: every payload is sent to all, which decode and add them in the order of ranks.
 #
-# It takes the place of a `Reduction`, with one bucket, and chunks of the same names.  A chunk carries one rank's
-# payload
-# and its weight; a forwarding rank has decoded it before, so that an invalid payload stops at its first receiver.
+# It replaces a `Reduction`, with one bucket, and chunks of the same names.  A chunk contains one rank's payload and its
+# weight; a forwarding rank has decoded it before, so that an invalid payload stops at its first receiver.
 
 
 class PayloadGather:
@@ -66,7 +65,7 @@ class PayloadGather:
 
     @property
     def mean(self) -> Vector:
-        """The mean [d], frozen, where all is done; the same bits at every rank."""
+        """The mean [d], frozen, once all is done; the same bits at every rank."""
         assert self.done
         total = np.zeros(self._layout.length, self._layout.dtype)
         for rank in range(self._workers):
@@ -76,18 +75,18 @@ class PayloadGather:
         return frozen(total)
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
-        """Return whether others can add the rank's own payload: else all of them would refuse it."""
+        """Return whether others can add the rank's payload: otherwise all of them would refuse it."""
         return self.fits(0, weight, pieces[0])
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give the rank's own payload, whole; return the chunks to send now."""
+        """Pass the rank's whole payload; return the chunks to send now."""
         if self.begun or start:
             return []
         self._payloads[self._rank] = weight, pieces[0]
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the bytes in a chunk of this name; None where there is no such chunk."""
+        """Return (start, stop) of the bytes in a chunk of this name; None if no such chunk exists."""
         takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
         return (takes[step].start, takes[step].stop) if bucket == 0 and 0 <= step < len(takes) else None
 
@@ -97,7 +96,7 @@ class PayloadGather:
         return step < made or (sender, step) in self._kept
 
     def fits(self, bucket: int, weight: float, vector: Vector) -> bool:  # noqa: ARG002
-        """Return whether a payload can be decoded, and the result be added with its weight."""
+        """Return whether a payload can be decoded, and the result can be added with its weight."""
         try:
             decoded = self._codec.decode(vector, self._layout, self._turn)
         except ProtocolError:
@@ -106,12 +105,12 @@ class PayloadGather:
         return weight > 0 and summable(np.array([largest], self._layout.dtype))
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:  # noqa: ARG002
-        """Take a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add a chunk that is expected, new and fits; return the chunks to send now."""
         self._kept[sender, step] = weight, frozen(vector)
         return self._go_on()
 
     def awaited(self) -> Mapping[int, int]:
-        """Return the awaited rank, with a one."""
+        """Return the awaited rank, with the number 1."""
         return {} if self.done or not self.begun else {self._moves[self._at][0].peer: 1}
 
     def _go_on(self) -> list[Chunk]:
@@ -150,16 +149,16 @@ class RoundSums(Protocol):
         """Return the sum of a round at one rank, before it begins."""
 
     def gradient(self, found: Vector, round: int) -> Vector:
-        """Return the mean gradient [d] of a sum's result; it may share its memory."""
+        """Return the mean gradient [d] from a sum's result; it may share its memory."""
 
 
 def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
-    """Return the number of examples in a gradient, if the task reports it; else of all of the worker's."""
+    """Return the number of examples in a gradient, if the task reports it; else that of the worker."""
     return float(max(1, metrics.get("rows", examples)))
 
 
 def with_tail(weight: float, gradient: Vector, loss: float) -> Contribution:
-    """Return a contribution where elements are added; the gradient is not copied."""
+    """Return a contribution whose elements are added; the gradient is not copied."""
     return weight, (gradient, frozen(np.array([loss, 1.0], gradient.dtype)))
 
 
@@ -184,7 +183,7 @@ class DenseSums:
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """The elements that a linear codec sends, by the collective's own table."""
+    """The elements sent by a linear codec, summed by the collective's table."""
 
     collective: Callable[[int], Table]
     codec: LinearCodec
@@ -242,7 +241,7 @@ def coded_contribution(sums: CodedSums, weight: float, payload: Payload, loss: f
 
 
 class UnsummableError(ProtocolError):
-    """An expected chunk has a number that is not finite, or too large to be added."""
+    """An expected chunk has a number that is not finite, or too large for a sum."""
 
 
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> Contribution:
@@ -252,7 +251,7 @@ def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str
 
 
 def chunk_message(epoch: int, round: int, one: Chunk, schema: str) -> ReduceChunk | CodedChunk:
-    """Return the message of a chunk; bytes are a codec's."""
+    """Return the message of a chunk: coded for bytes, which come from a codec."""
     kind = CodedChunk if one.vector.dtype == np.uint8 else ReduceChunk
     place = epoch, round, one.bucket, one.step, one.start, one.vector.size
     return kind(*place, one.weight, schema, (one.vector,))
@@ -261,8 +260,8 @@ def chunk_message(epoch: int, round: int, one: Chunk, schema: str) -> ReduceChun
 class ChunkExchange:
     """The open sums of one worker.
 
-    Invariant: `now` is of `round`, `next` of the one after it; both, and all chunks in transfer, are of the group's
-    epoch.
+    Invariant: `now` belongs to `round`, `next` to the one after it; both, and all chunks in transfer, belong to the
+    group's epoch.
     """
 
     def __init__(
@@ -281,7 +280,7 @@ class ChunkExchange:
 
     @property
     def summed(self) -> int:
-        """Number of elements added to others here, in all rounds."""
+        """Number of vector elements added at this worker, in all rounds."""
         return self._summed + self.now.summed + self.next.summed
 
     def renew(self, round: int) -> None:
@@ -301,7 +300,7 @@ class ChunkExchange:
 
     @property
     def awaited(self) -> Sequence[NodeId]:
-        """Workers with a chunk that the round waits for, ascending."""
+        """Workers whose chunks the round waits for, ascending."""
         return sorted(self.group.members[rank] for rank in self.now.awaited())
 
     @property
@@ -322,7 +321,7 @@ class ChunkExchange:
         return sum(link.waiting_bytes for link in self.links.values())
 
     def take(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
-        """Take a new chunk.  Raises ProtocolError for one outside the collective, or that cannot be added."""
+        """Add a new chunk.  Raises ProtocolError for one outside the collective, or one that cannot be added."""
         epoch = self.group.epoch
         before = generation(chunk.epoch) < generation(epoch)
         if before or (chunk.epoch == epoch and chunk.round < self.round):

@@ -1,21 +1,21 @@
-"""The workers of a collective from the view of one of them, and its part in the agreement on a view (see `regroup`).
+"""The workers of a collective as seen by one of them, and its part in the agreement on a view (see `regroup`).
 
-    1. a worker that misses another stops its round, and sends all its number of completed rounds, with the digest of
-       its model; each receiver of such a report does so too
+    1. a worker that misses another stops its round, and sends its number of completed rounds to all, with the digest of
+       its model; each receiver of such a report does the same
     2. when all linked workers have reported, or after a time, the lowest reporting one proposes a view: the reporting
-       workers, if they are enough, those that ask for readmission, and the furthest worker's number of rounds; one with
-       another model after these rounds is left out, and may ask for readmission
+       workers, if they are enough, those that request readmission, and the furthest worker's number of rounds; one with
+       another model after these rounds is left out, and may request readmission
     3. each adopts one view of a generation at most, the first that it receives; those behind fetch the state of a donor
 
-Enough are more than half of the workers of the view, and of the last view with a completed round: so two halves of a
-partitioned network cannot both go on.  Where links break one by one, two views can be proposed at once; their common
+"Enough" is more than half of the workers of the view, and of the last view with a completed round: so two halves of a
+partitioned network cannot both continue.  If links break one by one, two views can be proposed at once; their common
 member adopts one, and no round of the other is completed.
 
 An epoch is the number of a view: its generation, and its proposer.  In one epoch a round has one result, so a worker
-that resumes from a checkpoint of this epoch is equivalent to one that was always there.
+that resumes from a checkpoint of this epoch is equivalent to one that never stopped.
 
 Source: the views of virtual synchrony (Birman and Joseph, Exploiting virtual synchrony in distributed systems, SOSP
-1987), with one proposer in place of an agreement, as a round can be dropped and repeated.
+1987), with one proposer in place of a consensus, as a round can be dropped and repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupWaits:
 
 
 class WorkerGroup:
-    """Invariant: `regroup` is set if and only if this worker has stopped its round, and is then of this epoch.
+    """Invariant: `regroup` is set if and only if this worker has stopped its round; it then belongs to this epoch.
 
     The caller acts on a returned view or failure: it calls `adopt`, or ends.
     """
@@ -64,7 +64,7 @@ class WorkerGroup:
         self.regroup: Regroup | None = None
         self.outside: GroupView | None = None  # the view of the others without this worker
         self.at_work = False
-        """Whether this worker has taken part in a round in this life."""
+        """Whether this worker has taken part in a round in this incarnation."""
         self._left_out_by: set[NodeId] = set()  # workers with a view without this one
         self._reported_ns = self._stopped_ns = 0
 
@@ -97,24 +97,24 @@ class WorkerGroup:
 
     @property
     def takes_in(self) -> bool:
-        """Whether this worker has to stop after a round, so that a returned one can take part."""
+        """Whether this worker must stop after a round, so that a returned one can take part."""
         return bool(self.returning & self.here - set(self.members)) and self.node == min(self.members)
 
     # --- from life to life ------------------------------------------------------------------------------------------
 
     def saved(self) -> dict[str, object]:
-        """Return the view for a checkpoint: it binds a next life."""
+        """Return the view for a checkpoint: it binds a later incarnation."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.view).items()}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Restore the view that the last life had adopted."""
+        """Restore the view that the last incarnation had adopted."""
         plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.items()}
         self.view = GroupView(**plain)
 
     # --- present workers ----------------------------------------------------------------------------------------------
 
     def joined(self, node: NodeId, life: int) -> list[Effect]:
-        """Handle a new link: send the view to an outsider, or our report to a member."""
+        """Handle a new link: send the view to an outsider, or this worker's report to a member."""
         if life > self.lives.get(node, life):
             self.done.discard(node)
             self.departed.discard(node)
@@ -127,7 +127,7 @@ class WorkerGroup:
         return [Send(node, self.regroup.own)] if self.regroup and node in self.members else []
 
     def gone(self, node: NodeId) -> bool:
-        """Handle a lost link; return whether a member is missing by that."""
+        """Handle a lost link; return whether a member is now missing."""
         self.linked.discard(node)
         self.lost.add(node)
         self.returning.discard(node)
@@ -136,7 +136,7 @@ class WorkerGroup:
     # --- agreement ----------------------------------------------------------------------------------------------------
 
     def stop(self, rounds: int, digest: str, now_ns: int) -> list[Effect]:
-        """Begin an agreement: send all the number of completed rounds."""
+        """Begin an agreement: send the number of completed rounds to all."""
         self.regroup = Regroup(self.node, self.view, rounds, digest)
         self._reported_ns = self._stopped_ns = now_ns
         report = self._report()
@@ -148,14 +148,14 @@ class WorkerGroup:
         return [Send(sender, self.view)] if late else []
 
     def take_report(self, sender: NodeId, report: GroupReport) -> list[Effect]:
-        """Store a report of this epoch; reply to the first of each worker."""
+        """Store a report of this epoch; reply to the first one of each worker."""
         assert self.regroup
         again = sender in self.regroup.reports
         self.regroup.add_report(sender, report)
         return [] if again else [Send(sender, self.regroup.own)]
 
     def late(self, now_ns: int) -> None:
-        """End the wait for missing reports, after a time, and then that for the proposer."""
+        """End the wait for missing reports, after a time, and then the wait for the proposer."""
         assert self.regroup
         if now_ns - self._reported_ns < self.waits.patience_ns:
             return
@@ -164,24 +164,26 @@ class WorkerGroup:
         self.regroup.patient, self._reported_ns = False, now_ns
 
     def ask_again(self) -> list[Effect]:
-        """Send the report to all again: a worker in a later view replies with that."""
+        """Send the report to all again: a worker in a later view replies with that view."""
         assert self.regroup
         return [*self._report(), SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def _report(self) -> list[Effect]:
-        """Return the messages to the view: the refused workers, then our report."""
+        """Return the messages to the view: the refused workers, then this worker's report."""
         assert self.regroup
         words: list[Message] = [WorkerRefused(self.epoch, one) for one in sorted(self.refused & set(self.members))]
         words.append(self.regroup.own)
         return [Send(to, word) for to in self.members if to in self.here for word in words]
 
     def refuse(self, node: NodeId) -> None:
-        """Refuse a worker until it is started again."""
+        """Refuse a worker until its restart."""
         self.refused.add(node)
         self.returning.discard(node)
 
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
-        """Return a view or failure, once all have reported; None while reports or another's proposal are awaited."""
+        """Return a view or failure, once all have reported; None while reports, or another worker's proposal, are
+        awaited.
+        """
         regroup = self.regroup
         joining = set(self.others) - self.lost - self.departed - self.refused  # links are made one by one
         there = self.here if self.at_work else joining
@@ -199,7 +201,7 @@ class WorkerGroup:
         return regroup.proposal(self.returning & self.here - set(out))
 
     def _too_few(self, regroup: Regroup, now_ns: int) -> Failure | None:
-        """Wait for the return of others, as long as enough of them can; else return the failure."""
+        """Wait for the return of others if enough of them can return; else return the failure."""
         can = set(self.members) - self.departed - self.refused
         if enough(self.view, can, regroup.rounds) and now_ns - self._stopped_ns < self.waits.start_ns:
             return None
@@ -210,8 +212,8 @@ class WorkerGroup:
         return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
 
     def judged(self, sender: NodeId, view: GroupView, rounds: int) -> GroupView | None:
-        """Return a received view if it is to be adopted; one without this worker sets `outside` once the others have
-        gone on.
+        """Return a received view if it must be adopted; one without this worker sets `outside` once the others have
+        continued.
 
         Raises ProtocolError for an invalid view.
         """
@@ -234,7 +236,7 @@ class WorkerGroup:
         return view
 
     def _lost(self, view: GroupView, rounds: int) -> bool:
-        """Return whether a view counts on rounds of this worker's last life that no checkpoint has."""
+        """Return whether a view relies on rounds of this worker's last incarnation that are in no checkpoint."""
         return not self.at_work and rounds < view.rounds and self.node in view.members
 
     def _rival(self, sender: NodeId, view: GroupView) -> bool:
@@ -243,7 +245,7 @@ class WorkerGroup:
         return same and sender in self.members and sender in view.members
 
     def adopt(self, view: GroupView) -> list[NodeId]:
-        """Adopt a view; return the members of the last one that are not in it."""
+        """Adopt a view; return the members of the last one that it excludes."""
         gone = [node for node in self.members if node not in view.members]
         self.view, self.regroup, self.outside = view, None, None
         self.returning -= set(view.members)
@@ -257,7 +259,9 @@ class WorkerGroup:
     # --- readmission --------------------------------------------------------------------------------------------------
 
     def _left_out(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
-        """Accept an exclusion that more than half report: one may be wrong.  A worker in a new life accepts any."""
+        """Accept an exclusion that more than half report: a single report may be wrong.  A restarted worker accepts
+        any.
+        """
         self._left_out_by.add(sender)
         known = sure or 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
         newer = self.outside is None or generation(view.epoch) > generation(self.outside.epoch)
@@ -265,11 +269,11 @@ class WorkerGroup:
             self.outside = view
 
     def leave_off(self, now_ns: int) -> None:
-        """End the agreement with others: they went on without this worker."""
+        """End the agreement with others: they continued without this worker."""
         self.regroup, self._stopped_ns = None, now_ns
 
     def ask_in(self, rounds: int, now_ns: int) -> list[Effect] | Failure:
-        """Request readmission of the view's members, if all are linked; return a failure after too long."""
+        """Request readmission from the view's members, if all are linked; return a failure after too long."""
         assert self.outside
         if now_ns - self._stopped_ns >= self.waits.start_ns:
             text = f"the other workers went on without worker {self.node}, after round {self.outside.rounds}"
@@ -287,7 +291,7 @@ class WorkerGroup:
 
 
 def generation(epoch: int) -> int:
-    """Return the number of views before that of this epoch."""
+    """Return the number of views before the view of this epoch."""
     return epoch // WORKERS_MAX
 
 
@@ -303,27 +307,29 @@ def first_view(workers: Collection[NodeId]) -> GroupView:
 
 
 def worked(view: GroupView, rounds: int) -> tuple[NodeId, ...]:
-    """Return the last workers that certainly worked together, if a member of the view has completed so many rounds."""
+    """Return the last workers that certainly worked together, if a member of the view has completed that number of
+    rounds.
+    """
     return view.members if rounds > view.rounds else view.agreed
 
 
 def enough(view: GroupView, there: Collection[NodeId], rounds: int) -> bool:
-    """Return whether these may go on from a view: more than half of its workers, and of the last that worked together.
+    """Return whether these workers may continue from a view.
 
-    Without the second condition readmitted workers could go on without those that readmitted them, and these without
-    them.
+    They must be more than half of its workers, and of the last that worked together.  Without the second condition
+    readmitted workers could continue without those that readmitted them, and the latter without the former.
     """
     return too_few_of(view, there, rounds) is None
 
 
 def too_few_of(view: GroupView, there: Collection[NodeId], rounds: int) -> tuple[NodeId, ...] | None:
-    """Return the workers of whom no more than half are there, of the two groups of `enough`; None where it holds."""
+    """Return the first group of `enough` with at most half of its workers present; None if `enough` holds."""
     groups = (view.members, worked(view, rounds))
     return next((of for of in groups if 2 * len(set(there) & set(of)) <= len(of)), None)
 
 
 class Regroup:
-    """The agreement of one epoch, at one worker.  Invariant: a proposal is of workers with a report here."""
+    """The agreement of one epoch, at one worker.  Invariant: a proposal contains only workers with a report here."""
 
     def __init__(self, node: NodeId, view: GroupView, rounds: int, digest: str) -> None:
         self.node, self.view = node, view
@@ -345,7 +351,7 @@ class Regroup:
         self.reports[sender] = report
 
     def lost(self, node: NodeId) -> None:
-        """Drop the report of a member that is gone."""
+        """Drop the report of a lost member."""
         if node != self.node:
             self.reports.pop(node, None)
 
@@ -356,12 +362,12 @@ class Regroup:
 
     @property
     def proposer(self) -> NodeId:
-        """The proposer among the reporting workers."""
+        """The proposer: one of the reporting workers."""
         return min(self.reports)
 
     @property
     def enough(self) -> bool:
-        """Whether the reporting workers may go on."""
+        """Whether the reporting workers may continue."""
         return enough(self.view, self.reports, self.rounds)
 
     @property
@@ -371,7 +377,7 @@ class Regroup:
 
     @property
     def odd(self) -> list[NodeId]:
-        """The furthest workers with a minority model; without a majority, those with another than this worker's."""
+        """The furthest workers with a minority model; without a majority, those whose model is not this worker's."""
         digests = self.furthest
         if len(set(digests.values())) < 2:
             return []
@@ -380,7 +386,7 @@ class Regroup:
         return [node for node, digest in digests.items() if digest != right]
 
     def leave_out_the_odd(self) -> list[NodeId] | None:
-        """Drop and return the `odd`; return None and drop none, if too few workers, or not this one, would remain."""
+        """Drop and return the `odd`; return None and drop none if too few workers, or not this one, would remain."""
         before, out = dict(self.reports), []
         while odd := self.odd:
             out += odd
@@ -400,7 +406,7 @@ class Regroup:
         return GroupView(epoch, members, self.rounds, min(furthest), behind, agreed)
 
     def refuses(self, view: GroupView) -> str | None:
-        """Return the fault of a view of the next generation; None where it can be adopted."""
+        """Return the fault of a view of the next generation; None if it can be adopted."""
         if not enough(self.view, view.members, view.rounds):
             return "has too few workers to go on"
         late = self.node in view.behind
@@ -410,7 +416,7 @@ class Regroup:
 
 
 def misshapen(sender: NodeId, view: GroupView, everyone: Collection[NodeId]) -> str | None:
-    """Return the reason why no worker can have proposed such a view; None where one can."""
+    """Return the reason why no worker can have proposed such a view; None for a possible one."""
     members = set(view.members)
     whole = len(members) == len(view.members) and members <= set(everyone)
     if (

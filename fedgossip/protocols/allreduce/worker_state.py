@@ -1,12 +1,12 @@
 """The state of the descent at one worker: its completed rounds, and the transfer of its state to and from others.
 
-Trained updates that no mean contains yet, with fragments:
+Trained updates that are in no mean so far, with fragments:
 
-    closed --opened(update): the fragment of this round goes out--> open --settled(later round)--> closed
+    closed --opened(update): the fragment of this round is sent--> open --settled(later round)--> closed
 
 A worker trains from the model plus its unsent updates, so that none are lost; and, while the mean of a round is
-computed, plus those sent for it.  A round that the others complete without this worker loses its training of that
-round; older unsent updates stay.
+computed, plus those sent for it.  If the others complete a round without this worker, its training of that round is
+lost; older unsent updates stay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT, RoundCoding
 from fedgossip.protocols.state_transfer import StateDonor, StateFetch
 
 GROUP = "group"
-"""The entry of the view among the facts of a checkpoint."""
+"""Key of the view in the facts of a checkpoint."""
 
 
 class WorkerState:
@@ -56,7 +56,7 @@ class WorkerState:
 
     @property
     def start(self) -> Vector:
-        """The vector that this worker trains from, [d]."""
+        """The vector from which this worker trains, [d]."""
         return self.unsent.start(self.model)
 
     @property
@@ -64,7 +64,7 @@ class WorkerState:
         return digest([self.model])
 
     def resume(self, checkpoint: Checkpoint) -> Any:
-        """Restore a checkpoint; return its facts of the group."""
+        """Restore a checkpoint; return the facts of the group."""
         facts = dict(checkpoint.facts)
         group = facts.pop(GROUP)
         self.round = self.told = checkpoint.round
@@ -85,13 +85,13 @@ class WorkerState:
         return self.unsent.ahead(state.x)
 
     def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
-        """Take the step of this round along its mean, [fragment], with so many bytes still to be sent."""
+        """Take the step of this round along its mean, [fragment], with `waiting_bytes` still to be sent."""
         part = self.unsent.fragments.part(self.round)
         after = stepped(self.descent, self.state, part, mean, self.rate(self.round))
         return self._stands(self.round + 1, after, waiting_bytes)
 
     def _stands(self, round: int, state: Any, waiting_bytes: int = 0) -> list[Effect]:
-        """Store the state after so many rounds; an earlier view may have recorded that round before."""
+        """Store the state after `round` rounds; an earlier view may have recorded that round before."""
         self.round, self.state = round, state
         self.donor.forget()
         self.unsent.settled(round)
@@ -101,7 +101,7 @@ class WorkerState:
         return [RoundDone(round, self.model, waiting_bytes=waiting_bytes)] if new else []
 
     def checkpoint(self, group: Mapping[str, object], *, durable: bool = False) -> Checkpoint:
-        """Return the checkpoint for a next life; `group`: the view."""
+        """Return the checkpoint for a later incarnation; `group`: the view."""
         arrays, numbers = saved(self.state)
         left_out = self.coded.saved if self.coded else {}
         return Checkpoint(self.round, {**arrays, **left_out, **self.unsent.saved}, {**numbers, GROUP: group}, durable)
@@ -124,10 +124,10 @@ UNSENT = "unsent"
 
 
 class UnsentUpdates:
-    """Invariant: `rest` [d] is that of all completed rounds, for a next life; None: all was sent."""
+    """Invariant: `rest` [d] covers all completed rounds, for a later incarnation; None: everything was sent."""
 
     def __init__(self, fragments: Fragments, statistics: int = 0) -> None:
-        """`statistics`: elements at the end of a model that are averaged as they are; of one fragment alone."""
+        """`statistics`: number of averaged elements at the end of a model; with a single fragment only."""
         assert not statistics or fragments.count == 1, "a statistic that waits for its round is no sum"
         self.fragments, self._statistics = fragments, statistics
         self._model: Vector | None = None  # the model of the last training
@@ -137,7 +137,7 @@ class UnsentUpdates:
         self._grown: Vector | None = None  # of the last opened round: the sent and the unsent part together
 
     def start(self, model: Vector) -> Vector:
-        """Return the vector that this worker trains from."""
+        """Return the vector from which this worker trains."""
         self._model = model
         return model if self.rest is None else add(model, self.rest)
 

@@ -2,17 +2,15 @@
 
 The coordinator opens an exchange, passes the clients' messages to it, and reads `result` after every event:
 
-    result    None while it goes on;  an Aggregate;  or Abandoned;  a LeafSum at a coordinator under another one
+    result    None until the end;  then an Aggregate;  or Abandoned;  a LeafSum at a coordinator under another one
 
-`phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
-changes.
+`phase` names the awaited messages; each has a separate deadline, which the coordinator sets when the name changes.
 
 Trees: an unmasked sum of integers is a mean for the server's step, or a term of a higher coordinator's sum; the root's
 sum does not depend on the tree.  Each coordinator checks a received sum's count, and every element against the bounds
-of so many clients.
+for that number of clients.
 
-Budgets: a spend is written to the log before the release that it pays for, so a crash can only count a release too
-many.
+Budgets: an expense is written to the log before its release, so a crash can only count too many releases.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum, Quantised, Words
 
 NOT_FINITE = "NOT_FINITE"
-"""The reason of an abandoned round with a model that is not finite."""
+"""The reason of a round abandoned because its model is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A round without effect: `have` contributions, `need` were needed; or another `reason`, a word."""
+    """A round without effect: `have` contributions of `need`; or another `reason`, one word."""
 
     have: int
     need: int
@@ -65,13 +63,13 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafSum:
-    """The sum of a coordinator's clients in the ring, which it adds to the sum of its own coordinator; a Summand."""
+    """The sum of a coordinator's clients in the ring, added to the sum of its parent coordinator; a Summand."""
 
     total: Words
     clients: int
 
     def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:  # noqa: ARG002
-        """Return the words as they are: each client has rounded its own, and added its noise."""
+        """Return the words unchanged: each client has rounded its input, and added its noise."""
         return Quantised.of_sum(self.total)
 
 
@@ -109,10 +107,10 @@ class Exchange(Protocol):
         """Handle a message that belongs to this round."""
 
     def lost(self, node: NodeId) -> list[Effect]:
-        """Note that a client is gone, or has left."""
+        """Record that a client is gone, or has left."""
 
     def back(self, node: NodeId, *, another: bool) -> list[Effect]:
-        """Handle a returning client, or one that has lost its invitation; `another` life of it, or the same."""
+        """Handle a returning client, or one that has lost its invitation; `another`: it was restarted."""
 
     def expired(self) -> list[Effect]:
         """End the phase at its deadline."""
@@ -130,11 +128,11 @@ class Summation(Protocol):
 
     @property
     def life(self) -> int:
-        """Number of the coordinator's life; 0 is the first."""
+        """Number of the coordinator's restarts."""
 
     @property
     def members(self) -> frozenset[NodeId] | None:
-        """The fixed members of every further sum; None where they may change."""
+        """The fixed members of every further sum; None if they may change."""
 
     def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:
         """Return the clients to invite; some may be away.  `left`: those that will not return."""
@@ -143,17 +141,17 @@ class Summation(Protocol):
         self, round: int, draw: Draw, here: Collection[NodeId], invite: Invite, counted: Mapping[NodeId, int]
     ) -> Exchange: ...
     def saved(self) -> Mapping[str, object]:
-        """Return the facts for a checkpoint that the next life needs."""
+        """Return the facts for a checkpoint that the next incarnation needs."""
 
     def forget(self, node: NodeId) -> None:
-        """Drop the announcements of a client's earlier life."""
+        """Drop the announcements of a client's earlier incarnation."""
 
 
 class PlainRound:
     """Invite, and add contributions on arrival: the first `draw.wanted` count.
 
-    It ends when these are here, when no answer is awaited, or at the deadline, below `quorum` as abandoned.
-    `counted_before`: the last round in which each client was counted.  `coding`: the codec of updates, if any.
+    It ends when these have arrived, when no answer is awaited, or at the deadline; below `quorum` it is abandoned.
+    `counted_before`: the last round that counted each client.  `coding`: the codec of updates, if any.
     """
 
     phase = "update"
@@ -209,7 +207,7 @@ class PlainRound:
         return []
 
     def _whole(self, sender: NodeId, message: Given) -> Contribution:
-        """Return the contribution with a decoded update.  Raises ProtocolError for another codec than ours."""
+        """Return the contribution with a decoded update.  Raises ProtocolError if its codec is not the run's."""
         if isinstance(message, CodedContribution) != (self.coding is not None):
             kind = type(message).__name__.lower()
             text = f"round {self.round}: client {sender} answers with a {kind}"
@@ -254,7 +252,7 @@ class PlainRound:
 
 
 def stepped(server: ServerRule[State], before: State, aggregate: Aggregate) -> State | None:
-    """Return the server's next state; None where it would not be finite."""
+    """Return the server's next state; None if it would not be finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         state = server.step(before, aggregate)
     return state if all(map(all_finite, saved(state).values())) else None
@@ -262,7 +260,7 @@ def stepped(server: ServerRule[State], before: State, aggregate: Aggregate) -> S
 
 @dataclass(frozen=True)
 class ClientsBelow:
-    """The numbers of clients that a coordinator may have in its sum."""
+    """The allowed numbers of clients in a member coordinator's sum."""
 
     least: int
     most: int
@@ -270,21 +268,21 @@ class ClientsBelow:
 
 @dataclass(frozen=True)
 class SumReading:
-    """How a coordinator reads the sum of its members."""
+    """A coordinator's rules for reading the sum of its members."""
 
     rule: ClientRule
     kind: np.dtype[np.floating]
     noise: NoiseRule | None = None
-    """The noise of each client, whatever coordinators are between."""
+    """The noise of each client, also below other coordinators."""
     coding: UploadCodec | None = None
-    """Of the summed elements, where not all are."""
+    """The codec of the summed elements, if they are coded."""
     below: Mapping[NodeId, ClientsBelow] = field(default_factory=dict)
-    """Of members that are coordinators; others are one client each."""
+    """The limits of members that are coordinators; others are one client each."""
     onward: bool = False
     """Whether the sum is for another coordinator."""
 
     def decoded(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> DecodedSum:
-        """Return the values in a sum over `members`.  Raises RoundAbandoned for a sum that these cannot make."""
+        """Return the values in a sum over `members`.  Raises RoundAbandoned for a sum that they cannot produce."""
         noise = self.noise.at(fixed) if self.noise else NO_NOISE
         return fixed.decode(total, self._clients(total, members, fixed), noise.sigma, noise.bit_sigma)
 
@@ -302,7 +300,7 @@ class SumReading:
         return count
 
     def result(self, found: DecodedSum, total: Words, round: int) -> Aggregate | LeafSum:
-        """Return the end of a round with this sum."""
+        """Return the result of a round with this sum."""
         if self.onward:
             return LeafSum(total, found.clients)
         mean = frozen(found.mean.astype(self.kind))
@@ -320,7 +318,7 @@ class SumReading:
 
 
 def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
-    """Return the counts over clients in a sum; {} where none counted.  Exact: each client adds a rounded unit of the
+    """Return the counts over clients in a sum; {} if none counted.  Exact: each client adds a rounded unit of the
     weight.
     """
     unit = fixed.limit / fixed.weight_max
@@ -342,8 +340,8 @@ LOSS_MOST = 1e30
 class Gathered:
     """The sum and `facts` of exactly the added contributions; memory is that of the accumulator.
 
-    `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.  `adapters`: measures
-    what the mean of the updates makes of adapters, if any.
+    `like`: the invitation, with the layout of every contribution.  `score`: the clients' metric.  `adapters`: measures
+    the distance of the averaged adapters, if any.
     """
 
     def __init__(
@@ -365,9 +363,9 @@ class Gathered:
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
 
     def add(self, sender: NodeId, message: Contribution, rule: ClientRule, share: float = 1.0) -> None:
-        """Add a checked contribution, with `share` of the weight that its rule gives it.
+        """Add a checked contribution, with `share` of its rule's weight.
 
-        Raises ProtocolError, and changes nothing, where its numbers cannot be added.
+        Raises ProtocolError, and changes nothing, if its numbers cannot be added.
         """
         weight, steps = rule.weight(message.examples) * share, effective_steps(rule, message.steps)
         try:
@@ -404,7 +402,7 @@ def _of(sender: NodeId, message: Contribution) -> str:
 
 
 def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
-    """Raise ProtocolError where the vectors do not have the layout of `like`."""
+    """Raise ProtocolError if the vectors do not have the layout of `like`."""
     shapes = [(v.dtype, v.shape) for v in vectors]
     if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
         text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
@@ -416,14 +414,14 @@ EXHAUSTED = "BUDGET"
 
 
 class RoundBudget(Protocol):
-    """The budget of one participant, less the spending of earlier lives."""
+    """The budget of one participant, less the expenses of earlier incarnations."""
 
     @property
     def epsilon(self) -> float:
         """The spent epsilon."""
 
     def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
-        """Spend the cost of one round, and return its lines of the log.  Raises BudgetError; nothing is spent then."""
+        """Spend the cost of one round, and return its lines of the log.  Raises BudgetError and then spends nothing."""
 
 
 def spent(facts: Mapping[str, int | float | str]) -> Log:

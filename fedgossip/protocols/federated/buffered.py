@@ -6,7 +6,7 @@
 Nguyen et al. 2022, algorithm 1.  A round is a server step.  Differences: a client trains at most once from each model;
 one that misses its deadline is replaced; an answer more than `most_stale` steps old is dropped.
 
-The order of arrival decides a step, so a run can be replayed, but two runs differ.  A crash of the coordinator loses
+A step depends on the order of arrival, so a run can be replayed, but two runs differ.  A crash of the coordinator loses
 its buffer: the clients in it are invited again.  Only for clients without memory (not SCAFFOLD), and aggregations that
 are sums.
 """
@@ -58,7 +58,7 @@ class BufferedSettings:
     goal: int = 10
     """K: number of answers per step; the paper finds 10 good for hundreds of clients."""
     at_once: int = 20
-    """Number of clients that train at any time; more are quicker and staler."""
+    """Number of clients in training at any time; more are faster and staler."""
     most_stale: int = 20
     """Maximum number of steps since the invitation of a client; an older answer is dropped."""
     min_clients: int = 1
@@ -74,20 +74,20 @@ class BufferedSettings:
     seed: int = 0
     """Seed of the draw of the next client."""
     score: Score = ACCURACY
-    """The score that clients measure of the model sent to them."""
+    """The clients' score of the model sent to them."""
 
     @property
     def endless(self) -> bool:
-        """Whether it goes on until too few clients are left: their loops end it."""
+        """Whether it continues until too few clients are left: their loops end it."""
         return self.rounds >= MOST
 
 
 UNANSWERED = 3
-"""Maximum number of unanswered invitations in a row, per present client; then the run ends."""
+"""Maximum number of successive unanswered invitations per present client; then the run ends."""
 
 
 class Buffered(Generic[State]):
-    """`clients` are all that may take part; `resumed`: continue after its step, in a new life."""
+    """`clients` are all that may take part; `resumed`: continue after the step of this checkpoint."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Buffered(Generic[State]):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _give_up(self, node: NodeId) -> None:
-        """Await no answer of `node`; the same model may be sent to it again."""
+        """Stop waiting for an answer of `node`; the same model may be sent to it again."""
         if self.flying.pop(node, None) is not None:
             del self.seen[node]
 
@@ -315,7 +315,7 @@ class Buffered(Generic[State]):
         return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
-        """Report clients that were never present, or invited in vain; others may be uncounted by chance."""
+        """Report clients that were never present, or invited without an answer; others may be uncounted by chance."""
         company, counted = self.company, self.counted
         lost = [node for node in company.partners if node not in company.ever_linked or node in self.vain]
         never = [node for node in lost if node not in counted]

@@ -1,10 +1,10 @@
-"""A tier without a secure sum: its coordinator sees what each of its members sends, in the integers of a secure sum.
+"""A tier without a secure sum: its coordinator sees each member's numbers, as the integers of a secure sum.
 
-    inviting --Subtotal of each member that is here, or the deadline--> the sum
+    inviting --Subtotal of each present member, or the deadline--> the sum
 
-For tiers of too few members, where the file says so (`secure = false`).  The numbers are rounded, clipped, weighed and
+For tiers with too few members, if the file sets `secure = false`.  The numbers are rounded, clipped, weighted and
 hidden by noise as in a secure sum: a run with and without such tiers has the same bits.  A subtotal outside the bounds
-of its count is refused by its sender's name, and the round goes on without it.
+of its count is refused with its sender's name, and the round continues without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedgossip.secure.fixed_point import Words, add
 
 @dataclass
 class ClearSumming:
-    """Opens the rounds of one life of a coordinator."""
+    """Opens the rounds of one incarnation of a coordinator."""
 
     fixed: RingEncoding
     reading: SumReading
@@ -49,7 +49,7 @@ class ClearSumming:
         return {}
 
     def forget(self, node: NodeId) -> None:
-        """Nothing is announced ahead."""
+        """Do nothing: no keys are announced in advance."""
 
 
 class ClearRound:
@@ -99,7 +99,7 @@ class ClearRound:
         return self._end_if_complete()
 
     def _checked(self, sender: NodeId, message: Subtotal) -> Words:
-        """Return a member's numbers.  Raises ProtocolError for those that its clients cannot have."""
+        """Return a member's numbers.  Raises ProtocolError for values that its clients cannot produce."""
         where = f"round {self.round}: the numbers of node {sender}"
         if [v.dtype for v in message.vectors] != [np.uint32] or message.schema != self.invite.schema:
             raise ProtocolError(f"{where} are of another layout", "Give all the same experiment file.", peer=sender)

@@ -2,7 +2,7 @@
 
     waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
 
-The coordinator pushes; a client requests nothing.  A later invitation overtakes an earlier one, and drops its training.
+The coordinator pushes; a client requests nothing.  A later invitation replaces an earlier one, and drops its training.
 A repeated invitation is answered with the stored answer, not with another training.  A `ClientPart` (`client_round`)
 defines the form of the answer: in the clear, or through a secure sum.
 """
@@ -58,10 +58,10 @@ from fedgossip.secure.session_history import AskedBefore, Questions
 
 
 class Answering(Protocol):
-    """The form of this client's answers: it opens the part for an invitation."""
+    """The form of this client's answers: it opens a part for each invitation."""
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
-        """`before`: that of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
+        """`before`: of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
 
 
 class Plainly:
@@ -76,7 +76,7 @@ class Plainly:
 
 @dataclass
 class Securely:
-    """Answers through a secure sum, and in no other way; `before`: the last request of an earlier life."""
+    """Answers through a secure sum only; `before`: the last request of an earlier incarnation."""
 
     party: SecAggClient
     chances: Callable[[int], Chances]
@@ -110,20 +110,20 @@ class Securely:
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     rounds: int
-    """Rounds of the run: a later invitation is refused, and the model of the last is tested too."""
+    """Number of rounds of the run: a later invitation is refused, and the model of the last is tested too."""
     silence_ns: int = 600_000_000_000
-    """Nanoseconds without a link after which the coordinator counts as gone; above the time of its restart."""
+    """Nanoseconds without a link until the coordinator counts as gone; longer than its restart."""
     idle_ns: int = 86_400_000_000_000
-    """The same with a link and without a message; above the time until every client has had its turn."""
+    """The same with a link and without a message; longer than the time until every client has had its turn."""
     session_ns: int = 3_600_000_000_000
-    """Nanoseconds after which a round without an end is dropped; above the sum of the coordinator's deadlines."""
+    """Nanoseconds until a round without an end is dropped; longer than the sum of the coordinator's deadlines."""
     test_every: int = 0
-    """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
+    """Number of rounds between two tests of the model on local examples, before it is trained; 0: never."""
     accumulate: int | None = None
-    """Batches in a gradient; None: a round's training, weighted by all of this client's examples."""
+    """Number of batches in a gradient; None: a round's training, weighted by all of this client's examples."""
 
     patience: int = 0
-    """Number of rounds without a better model after which the coordinator may end the run; 0: its last round."""
+    """Number of rounds without a better model until the coordinator may end the run; 0: its last round."""
 
     @property
     def may_end(self) -> int:
@@ -135,7 +135,7 @@ class ClientSettings:
 
 
 def never(_model: Vector) -> bool:
-    """Return False: a run goes on to its last round."""
+    """Return False: the run continues to its last round."""
     return False
 
 
@@ -171,11 +171,11 @@ class Client:
         self.asked: Invite | None = None
         """The invitation to answer."""
         self.part: ClientPart | None = None
-        """The form of its answer."""
+        """The part that answers it."""
         self.outdated = False
-        """Whether the current training is of an overtaken invitation."""
+        """Whether the current training belongs to a replaced invitation."""
         self.wanted = False
-        """Whether the coordinator, in its present life, has requested the answer."""
+        """Whether the coordinator, in its current incarnation, has requested the answer."""
         self.phase = "new"
         self.linked = False
         self.life = 0
@@ -262,7 +262,7 @@ class Client:
         return self._invited(message)
 
     def _check_round(self, invite: Invite) -> None:
-        """Check that the round is one of the run, and the session's."""
+        """Check that the round belongs to the run, and to the session."""
         where, advice = f"client {self.node}: an invitation to round {invite.round}", "Distrust the coordinator."
         if not 0 <= invite.round < self.settings.rounds:
             raise ProtocolError(f"{where}, of {self.settings.rounds}", advice, peer=self.coordinator)
@@ -361,7 +361,7 @@ class Client:
 
 
 def same_invitation(invite: Invite, before: Invite) -> bool:
-    """Return whether an invitation repeats the last one: the same round and session, from the same vectors."""
+    """Return whether an invitation repeats the last one: the same round, session and vectors."""
     pairs = zip(invite.vectors, before.vectors, strict=True)
     named = (invite.round, invite.session) == (before.round, before.session)
     return named and all(a is b or np.array_equal(a, b) for a, b in pairs)
@@ -390,7 +390,7 @@ class Abstaining:
 
 
 class RefusedPart:
-    """Sends a refusal with its reason, and nothing else."""
+    """Sends only a refusal with its reason."""
 
     over = True
 

@@ -6,21 +6,21 @@ The client opens a part for every invitation and sends the effects that it retur
     joined  --keys-->  shared  --delivery and Trained-->  masked  --survivors-->  consented
             --consents-->  revealed  --result-->  done                                              SecurePart
 
-A repeated request is answered again, and carried out once.  A session that no honest coordinator would lead ends with a
+A repeated request is answered again, and carried out once.  A session that no honest coordinator would run ends with a
 `Refusal` and its reason.
 
-Metrics beside a client's vectors, declared once for machines and plan texts:
+Metrics sent with a client's vectors, declared once for machines and plan texts:
 
-    of unit      exact                                     covered: has noise, or follows from what has
+    of unit      exact                                     covered: has noise, or follows from noisy values
     none         examples, steps, loss, kept, tests, cut,  -
                  and of personal models gains, twentieth,
                  of users' own loops logged
-    record       examples, steps                           cut; kept and tests, where the count has noise of its own
-    client       -                                         shorter, where the clip follows the updates
+    record       examples, steps                           cut; kept and tests, if the count has its own noise
+    client       -                                         shorter, if the clip follows the updates
 
-An undeclared fact never leaves: its fields are BLANK in a `Contribution`, and a secure sum has no coordinate for it.
-`tests`, the right answers on kept examples, counts single records: where records are hidden it stays at the client, or
-gets noise there (`test_noise` of [coordinator.privacy]).
+An undeclared fact is never sent: its fields are BLANK in a `Contribution`, and a secure sum has no coordinate for it.
+`tests`, the number of right answers on held-out examples, counts single records: if records are protected it stays at
+the client, or gets noise there (`test_noise` of [coordinator.privacy]).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from fedgossip.secure.session_history import UNRECORDED, Past
 
 
 def ended_early(round: int, rounds: int) -> Report:
-    """Report that the coordinator ended the run after `round` of `rounds`, which are MOST where loops end it."""
+    """Report that the coordinator ended the run after `round` of `rounds`, which are MOST if loops end it."""
     return Report("ended_early", {"rounds": round} | ({"of": rounds} if rounds < MOST else {}), round)
 
 
@@ -76,13 +76,13 @@ class PreparedContribution:
     examples: int
     steps: int
     counted: float
-    """What its steps count in a sum (`effective_steps`)."""
+    """The contribution of its steps to a sum (`effective_steps`)."""
     loss: float | None
     measured: float = 0.0
-    """The score of the received model, on `tested` examples kept for that."""
+    """The score of the received model, on `tested` examples held out for it."""
     tested: int = 0
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What it adds to counts over clients, by name; only a secure sum carries them."""
+    """Its contributions to counts over clients, by name; only a secure sum contains them."""
 
     def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
         """Return the answer in the clear."""
@@ -92,7 +92,9 @@ class PreparedContribution:
         return Contribution(invite.round, invite.schema, *contents)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""
+        """Return the values of metrics for a weighted sum: a count is divided by the weight, so that each client adds
+        the count.
+        """
         metrics_sent = {"steps": self.counted, "loss": self.loss, "measured": self.measured}
         metrics_sent |= {"logged": float(self.loss is not None), "tested": float(self.tested > 0)}
         metrics_sent |= {name: count / self.weight for name, count in self.counts.items()}
@@ -107,11 +109,11 @@ class PreparedContribution:
 
 
 class Summand(Protocol):
-    """What a participant adds to a sum of integers: a client its answer, a coordinator the sum of its clients."""
+    """A participant's term of a sum of integers: a client's answer, or the sum of a coordinator's clients."""
 
     @property
     def clients(self) -> int:
-        """Number of clients in it."""
+        """Number of clients in the term."""
 
     def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:
         """Return its words in the ring.  Raises RoundAbandoned."""
@@ -138,7 +140,7 @@ class ClientPart(Protocol):
 
 
 class OneAnswer:
-    """A part with one message, which is repeated on request; the coordinator sends nothing but the invitation."""
+    """A part with one message, repeated on request; the coordinator sends only the invitation."""
 
     def __init__(self, coordinator: NodeId, invite: Invite) -> None:
         self.coordinator, self.invite = coordinator, invite
@@ -184,11 +186,11 @@ _DUE: dict[type[object], Stage] = {
     Consented: Stage.UNMASK,
     Revealed: Stage.RESULT,
 }
-"""The stage of the frame that each step waits for."""
+"""The stage of the frame that each step awaits."""
 
 
 class SecurePart:
-    """One session of a secure sum; `ahead` are the keys that the last one announced, `party` is this client."""
+    """One session of a secure sum; `ahead`: the keys announced in the last session; `party`: this client."""
 
     def __init__(
         self,
@@ -202,10 +204,10 @@ class SecurePart:
         """`look`: checks the request; raises RoundAbandoned."""
         self.party, self.coordinator, self.invite, self.chances = party, coordinator, invite, chances
         self.ahead = ahead
-        """After the masked vector: the keys for the next session."""
+        """The keys for the next session, after the masked vector."""
         self.over = False
         self.survivors, self.sum_digest = 0, b""
-        """Number of clients in the sum, and its hash as the coordinator signed it; 0 and b"" before."""
+        """Number of clients in the sum, and the hash of the sum signed by the coordinator; 0 and b"" before."""
         self._look = look
         self._step: _Step | None = None
         self._said: list[Effect] = []
@@ -255,7 +257,7 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _overtaken(self) -> list[Effect]:
-        """Take the early frame, if it is due; a bad one leaves earlier effects."""
+        """Handle the early frame, if it is due; an invalid one keeps earlier effects."""
         if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
             return []
         try:
@@ -364,7 +366,7 @@ class SecurePart:
         return self.give_up()
 
     def _refuse(self, refused: RoundAbandoned) -> list[Effect]:
-        """End the session; the log gets the reason, not the refused frame."""
+        """End the session; the log gets the reason without the refused frame."""
         if self._step is not None:
             self._step.abandon()
         about = {"reason": refused.reason.value, "text": str(refused), "advice": refused.advice}
@@ -391,7 +393,7 @@ class Chances:
 
 
 def integers(fixed: RingEncoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
-    """Return a client's input to the sum: rounded, and hidden by its share of the noise if there is some."""
+    """Return a client's input to the sum: rounded, and hidden by its share of the noise, if any."""
     metrics = work.metrics([name for name, _ in fixed.metrics])
     weight = 1 if fixed.weight_max == 1 else work.weight
     quantised = fixed.encode(joined(work.up), weight, metrics, chances.rounding)
@@ -409,7 +411,7 @@ def joined(vectors: Vectors) -> Vector:
 
 
 def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
-    """Return a client's record of its earlier lives, read from its own log."""
+    """Return a client's record of its earlier incarnations, read from its log."""
     past, cohort = Past(), list[int]()
     for kind, facts in log:
         session = int(str(facts.get("session", -1)))
@@ -462,16 +464,16 @@ class SentMetrics:
 
     exact: tuple[str, ...] = ()
     covered: tuple[str, ...] = ()
-    """Covered by the noise of the budget: with noise of their own, or computed from noisy values."""
+    """Facts covered by the noise of the budget: with separate noise, or computed from noisy values."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a `Contribution`, and the coordinates of a sum, that carry a fact."""
+        """The fields of a `Contribution`, or coordinates of a sum, that contain a fact."""
         return _fields_of((*self.exact, *self.covered))
 
     @property
     def measured(self) -> str:
-        """The metric of a training that holds the score to send: with noise, where that covers it."""
+        """The metric of a training with the score to send: with noise, if that covers it."""
         return SENT_SCORE if "tests" in self.covered else "score"
 
     def of(self, work: PreparedContribution) -> PreparedContribution:
@@ -482,7 +484,7 @@ class SentMetrics:
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """The fields that count participants: each adds 0 or 1, whatever its weight."""
+        """The fields that count participants: each adds 0 or 1, regardless of its weight."""
         return tuple(name for name in self.fields if name in COUNTS)
 
     def words(self, names: tuple[str, ...]) -> list[str]:
@@ -497,7 +499,7 @@ def _fields_of(fields: tuple[str, ...]) -> tuple[str, ...]:
 EVERYTHING = SentMetrics(
     tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth", "logged"))
 )
-"""All facts in the clear, where nothing is hidden and clients test."""
+"""All facts in the clear, if nothing is protected and clients test."""
 
 
 def metrics_of(
@@ -511,7 +513,7 @@ def metrics_of(
     compared: Sequence[str] = (),
     loops: bool = False,
 ) -> SentMetrics:
-    """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
+    """Return the facts that clients send if a budget protects `unit`: "none", "record" or "client".
 
     `secure`: by a secure sum, which reveals the totals of examples (`by_examples`) and of clipped updates.  `tested`:
     clients test the received model; `noisy_tests`: with noise on the count.  `adaptive`: the clip follows the updates.
@@ -532,7 +534,7 @@ def metrics_of(
 
 
 def means_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the mean loss (None: no client has one) and the mean scores in a secure sum, weighted as the sum."""
+    """Return the mean loss (None: no client has one) and the mean scores in a secure sum, weighted like the sum."""
     logged, tested = metrics.get("logged", 1.0), metrics.get("tested")
     found: dict[str, float | None] = {"loss": metrics["loss"] / logged if "loss" in metrics and logged else None}
     return found | ({"score": metrics["measured"] / tested} if tested and "measured" in metrics else {})

@@ -4,14 +4,14 @@
         ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
 
 A round is an `Exchange`, in the clear (`aggregation_round`) or a secure sum (`secure_round`).  At a phase's deadline it
-goes on with the present answers, or below the quorum is abandoned: it counts as a round, has no effect and is not
-repeated, as its updates must not be summed with other clients'.  A returning client is invited to the open round if it
-belongs to the cohort; an answer for a past round has no effect.
+continues with the present answers, or is abandoned below the quorum.  An abandoned round counts as a round, has no
+effect and is not repeated, because its updates must not be summed with other clients'.  A returning client is invited
+to the open round if it belongs to the cohort; an answer for a past round has no effect.
 
 With a patience an evaluated model is measured before the next round begins.
 
-A durable Checkpoint precedes every effect that reports a round as done; a secure round that was open at a stop is
-dropped, as no client masks one input twice.
+A durable Checkpoint precedes every effect that reports a round as done; a secure round open at a stop is dropped, as no
+client masks one input twice.
 """
 
 from __future__ import annotations
@@ -81,25 +81,26 @@ from fedgossip.protocols.gossip.failures import too_few, used_up
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 from fedgossip.secure.session import round_of
 
-# The facts of a coordinator's checkpoints, from which its next life begins.
+# The facts of a coordinator's checkpoints, from which its next incarnation begins.
 
 
 BEST = "best"
-"""Entry among the facts of a checkpoint: (best round, its score, evaluations since without a better one)."""
+"""Key in the facts of a checkpoint: (best round, its score, number of evaluations since without a better one)."""
 
 SEEN = "seen"
-"""Entry among the facts of a checkpoint: (loss, examples, round, seconds) of each client's last contribution."""
+"""Key in the facts of a checkpoint: (loss, examples, round, seconds) of each client's last contribution."""
 
 SERVER = "server"
-"""Entry among the facts of a checkpoint: the numbers of the server's state."""
+"""Key in the facts of a checkpoint: the numbers of the server's state."""
 STOPPED = "stopped"
-"""Another: the round that was open when the coordinator was stopped, until its cohort has been drawn again."""
+"""Key in the facts of a checkpoint: the round open when the coordinator was stopped, until its cohort is drawn again.
+"""
 
 
 def checkpoint_of(
     round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object], best: BestSoFar
 ) -> Checkpoint:
-    """Return the checkpoint after `round`; `counted`: the last round in which each client was counted."""
+    """Return the checkpoint after `round`; `counted`: the last round that counted each client."""
     facts: dict[str, object] = {"counted": {str(node): last for node, last in counted.items()}, **summing}
     if best.patience:
         facts[BEST] = [best.round, best.value, best.since]
@@ -115,19 +116,19 @@ def state_in(server: ServerRule[State], checkpoint: Checkpoint) -> State:
 
 
 def stopped_in(checkpoint: Checkpoint | None) -> int | None:
-    """Return the round whose cohort is to be drawn again."""
+    """Return the round whose cohort must be drawn again."""
     stopped = checkpoint.facts.get(STOPPED) if checkpoint else None
     return stopped if isinstance(stopped, int) else None
 
 
 def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
-    """Return the round in which each client was counted last."""
+    """Return the last round that counted each client."""
     facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
     return {int(node): int(round) for node, round in facts.items()}
 
 
 def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, ReportedLoss]:
-    """Return what each client reported last."""
+    """Return the last report of each client."""
     facts: Any = checkpoint.facts.get(SEEN, {}) if checkpoint else {}
     return {
         int(node): ReportedLoss(float(loss), int(m), int(last), float(s)) for node, (loss, m, last, s) in facts.items()
@@ -135,7 +136,7 @@ def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, ReportedLoss]:
 
 
 def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
-    """Return the comparison of rounds as it was at the checkpoint."""
+    """Return the comparison of rounds at the checkpoint."""
     best = BestSoFar(settings.score, settings.patience)
     known: Any = checkpoint.facts.get(BEST) if checkpoint else None
     if known:
@@ -146,13 +147,13 @@ def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> Bes
 # The limits of a federated run at its coordinator.
 
 APART_MOST = 0.05
-"""Relative distance of adapters averaged apart above which a round reports it."""
+"""Minimum relative distance of separately averaged adapters that a round reports."""
 
 PHASES = 6
 """Number of phases of a secure round, each with a deadline."""
 
 DEADLINE_FACTOR = 8
-"""A phase may last so many times as long as the usual round."""
+"""Maximum duration of a phase, in durations of the usual round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,46 +170,46 @@ class CoordinatorSettings:
     start_ns: int = 300_000_000_000
     """Maximum wait for all clients at the start, and for enough of them whenever too few are left."""
     return_ns: int = 10_000_000_000
-    """Maximum wait of a restarted coordinator for all clients, before it goes on with the present ones."""
+    """Maximum wait of a restarted coordinator for all clients, before it continues with the present ones."""
     drain_ns: int = 30_000_000_000
     """Maximum stay after the last round until every client has the model."""
     again_ns: int = 2_000_000_000
     """Wait before an unanswered last model is sent again."""
     score: Score = ACCURACY
-    """The score that clients measure of the model sent to them."""
+    """The clients' score of the model sent to them."""
 
     patience: int = 0
-    """Number of evaluations in a row without a better score after which the run ends; 0: never."""
+    """Number of successive evaluations without a better score that end the run; 0: never."""
     every: int = 0
-    """Number of rounds between two evaluations that count for it; 0: those by clients count."""
+    """Number of rounds between two evaluations for the patience; 0: evaluations by clients."""
 
     below: int = 0
     """Number of tiers of coordinators below: each phase of this one waits for a whole round of theirs."""
 
     def deadlines(self) -> Deadline:
-        """Return the deadline of a phase.  Of few measured rounds it is the longest wait of all tiers below."""
+        """Return the deadline of a phase.  With few measured rounds it is the longest wait of all tiers below."""
         times = PHASES**self.below
         longest_ns = times * self.deadline_ns + (self.start_ns if self.below else 0)
         return Deadline(longest_ns, min(longest_ns, times * self.least_deadline_ns), DEADLINE_FACTOR * times)
 
     def judges(self, round: int) -> bool:
-        """Return whether the model after `round` is to be measured before the next round begins."""
+        """Return whether the model after `round` must be measured before the next round begins."""
         return self.patience > 0 and self.every > 0 and round % self.every == 0 and 0 < round < self.rounds
 
     informs_uninvited: bool = True
-    """Whether clients that were never invited receive the last model too; a simulated population does without."""
+    """Whether clients that were never invited receive the last model too; a simulated population does not."""
 
     @property
     def endless(self) -> bool:
-        """Whether it goes on until too few clients are left: their loops end it."""
+        """Whether it continues until too few clients are left: their loops end it."""
         return self.rounds >= MOST
 
 
 class Coordinator(Generic[State]):
-    """`clients` are all that may take part; `resumed`: continue after its round, in a new life.
+    """`clients` are all that may take part; `resumed`: continue after the round of this checkpoint.
 
     `summing`: by a secure sum; else in the clear, by `coding` if given.  The mean of `adapters`, pairs of A and B, is
-    measured against that of their products.
+    compared with the mean of their products.
     """
 
     def __init__(
@@ -232,17 +233,17 @@ class Coordinator(Generic[State]):
         self.state = state_in(federated.server, resumed) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
-        """The last round in which each client's contribution was counted."""
+        """The last round that counted each client's contribution."""
         self.seen: dict[NodeId, ReportedLoss] = seen_in(resumed)
-        """What clients reported last, where cohorts are drawn by that."""
+        """The clients' last reports, if cohorts are drawn by them."""
         self.best = best_in(resumed, settings)
         self.judged = 0
         """The last round with a model measured before the next round began."""
         self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
-        """Whether the first round may have been begun in an earlier life."""
+        """Whether an earlier incarnation may have begun the first round."""
         self.stopped = stopped_in(resumed)
-        """The round that an earlier life left open, until its cohort has been drawn again."""
+        """The round that an earlier incarnation left open, until its cohort is drawn again."""
         self.company = PartnerSet(node, clients)
         self.phase, self.summed = "new", 0  # number of elements
         self.exchange: Exchange | None = None
@@ -253,7 +254,7 @@ class Coordinator(Generic[State]):
         self.exhausted: set[NodeId] = set()  # clients without budget, which leave
         self.failure: Failure | None = None  # reason of an early end
         self.short = False
-        """Whether the last round was abandoned for lack of the exhausted clients."""
+        """Whether the last round was abandoned because clients' budgets were exhausted."""
         self.deadline = settings.deadlines()
         self.began_ns = 0  # of the round
         self.patience_ns = settings.return_ns if resumed else settings.start_ns
@@ -457,7 +458,8 @@ class Coordinator(Generic[State]):
 
     def _cohort(self, here: Collection[NodeId]) -> Draw:
         if self.summing:
-            # clients that consented to a sum without a result consent with the same update to the same clients alone
+            # Clients that consented to a sum without a result consent only to the same update and the same clients
+            # again.
             round = self.round if self.stopped is None else self.stopped
             return self.summing.cohort(self.sampling, round, here, self.company.left)
         if isinstance(self.sampling, SamplingByLosses):
@@ -545,7 +547,7 @@ class Coordinator(Generic[State]):
         return [Report("abandoned", facts, self.round), Aggregated(self.round, {"clients": 0}), *self._next()]
 
     def _next(self) -> list[Effect]:
-        """Complete the round; the checkpoint first, so that no round reported as done is lost."""
+        """Complete the round; the checkpoint comes first, so that no reported round is lost."""
         self.round += 1
         summing = {**self.summing.saved()} if self.summing else {}
         if self.stopped is not None:

@@ -2,12 +2,12 @@
 
     waiting --Invite--> gathering --clients are here--> summing --their sum, sent up--> waiting ... --Final--> leaving
 
-Downwards it is a coordinator without a model: it passes on invitations and who was counted, and collects a sum
-(`secure_round` or `clear_tier`) that it decodes no further than its bounds.  Upwards it is a client with that sum as
-its update (`client_round.SecurePart`, `clear_tier.IntegerPart`).  Members may be leaves too.
+Downwards it is a coordinator without a model: it forwards invitations and the counted clients, and collects a sum
+(`secure_round` or `clear_tier`), which it checks only against its bounds.  Upwards it is a client whose update is that
+sum (`client_round.SecurePart`, `clear_tier.IntegerPart`).  Members may be leaves too.
 
-With too few clients it declines upwards with the reason (`Refusal`) and waits.  It begins a round once; when it dies,
-its clients lose that round and the root invites its next life.
+With too few clients it declines upwards with the reason (`Refusal`) and waits.  It begins a round once; if it dies, its
+clients lose that round, and the root invites its next incarnation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from fedgossip.secure.session import round_of
 
 
 class SumPart(ClientPart, Protocol):
-    """A part in a round that takes any summand."""
+    """A part in a round that accepts any summand."""
 
     def trained(self, work: Summand) -> list[Effect]: ...
 
@@ -65,7 +65,7 @@ class SumAnswering(Protocol):
     """Opens the part for an invitation from above."""
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> SumPart:
-        """`before`: that of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
+        """`before`: of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LeafSettings:
 
 
 class LeafCoordinator:
-    """`parent`: the coordinator above; `members`: those below, clients or coordinators."""
+    """`parent`: the coordinator above; `members`: the clients or coordinators below."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class LeafCoordinator:
         settings: LeafSettings,
         resumed: Checkpoint | None = None,
     ) -> None:
-        """`invitation`: one with the layout of all."""
+        """`invitation`: an example with the layout of all."""
         self.node, self.parent, self.settings = node, parent, settings
         self.summing, self.answering, self.layout = summing, answering, invitation
         self.model: Vector = resumed.vectors["x"] if resumed else invitation.vectors[0]
         self.sampling = Uniform(0, tuple(members), len(members))
         self.company = PartnerSet(node, members)
         self.counted = counted_in(resumed)
-        """The last round in which each member was counted at the root."""
+        """The last round that counted each member at the root."""
         self.pending: tuple[NodeId, ...] = ()
         self.pending_round = -1
         """The members in the last sum, and its round."""
