@@ -55,6 +55,35 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else repr(error)
 
 
+TEXT = str, bytes
+EACH_CELL, EACH_TAG = 64, 32
+"""Bytes of memory of a cell in addition to its text; and of a tag of a workbook."""
+
+
+class CellMemory:
+    """The memory that the cells of one file may take, by its size: a small file may claim or inflate to any number."""
+
+    def __init__(self, name: object, size: int) -> None:
+        self._name, self._left = name, outside_files.inflated_limit(size)
+
+    @property
+    def cells(self) -> int:
+        """The number of empty cells that there is room for."""
+        return min(CELLS_MOST, self._left // EACH_CELL)
+
+    def take(self, cells: Sequence[object]) -> None:
+        """Raise ConfigError where there is no room for these cells beside those before."""
+        self._left -= EACH_CELL * len(cells) + sum(
+            len(one) for one in cells if one is not None and isinstance(one, TEXT)
+        )
+        if self._left < 0:
+            raise self.refused()
+
+    def refused(self) -> ConfigError:
+        text = f"{self._name}: too many cells, or too long ones, for a file of its size"
+        return ConfigError(text, "Take a part of it, or save it as comma-separated text in UTF-8.")
+
+
 # --- Excel ------------------------------------------------------------------------------------------------------------
 
 
@@ -64,16 +93,20 @@ def read_workbook(file: TableFile) -> TableRows:
     Raises ConfigError for an unreadable file, a missing or undeclared sheet, a formula without a stored value, and a
     cell outside the named columns.
     """
-    openpyxl, path = needed("openpyxl", "excel", "a workbook"), file.path
+    path = file.path
     advice = "Save it as .xlsx, without a password; or as comma-separated text in UTF-8."
     try:
         with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of extensions that openpyxl leaves out
-            _check_size(path, raw)
-            sheet = _sheet(path, openpyxl.load_workbook(raw, read_only=True, data_only=True), file.declared.sheet)
-            cells = list(_cells(path, sheet))
+            size = os.fstat(raw.fileno()).st_size
+            _check_size(path, raw, size)
+            sheet = _sheet(path, _book(raw, values=True), file.declared.sheet)
+            memory, cells = CellMemory(path, size), list[tuple[int, Sequence[object]]]()
+            for number, row in _cells(path, sheet):
+                memory.take(row)
+                cells.append((number, row))
             if any(None in row for _, row in cells):
-                _check_formulas(path, openpyxl.load_workbook(raw, read_only=True)[sheet.title], dict(cells))
+                _check_formulas(path, _book(raw, values=False)[sheet.title], dict(cells))
     except ConfigError:
         raise
     except OSError as error:
@@ -108,10 +141,38 @@ def _trimmed(row: Sequence[str]) -> list[str]:
     return found
 
 
-def _check_size(path: Path, raw: Any) -> None:
-    most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
+PART_MOST, PART_TAGS = 16 << 20, 1 << 20
+"""Maximum number of bytes, and of tags, of a part that is no sheet: each tag of styles becomes an object."""
+
+
+class _Parts(zipfile.ZipFile):
+    """The archive of a workbook; `read` is for the parts that openpyxl parses at once."""
+
+    def read(self, name: str | zipfile.ZipInfo, pwd: bytes | None = None) -> bytes:
+        with self.open(name, pwd=pwd) as part:
+            content = part.read(PART_MOST + 1)
+        if len(content) > PART_MOST or content.count(b"<") > PART_TAGS:
+            raise ConfigError(f"{self.filename}: its part {name!r} is too large", "Save the sheet alone.")
+        return content
+
+
+def _book(raw: Any, *, values: bool) -> Any:
+    """Return a workbook with the stored values of its formulas, or with these."""
+    excel = needed("openpyxl.reader.excel", "excel", "a workbook")
+    reader = excel.ExcelReader(raw, read_only=True, data_only=values, keep_links=False)
+    reader.archive = _Parts(raw)
+    reader.read()
+    return reader.wb
+
+
+def _check_size(path: Path, raw: Any, size: int) -> None:
+    most = outside_files.inflated_limit(size)
     with zipfile.ZipFile(raw) as archive:
         total = sum(one.file_size for one in archive.infolist())
+        if total <= most:  # a tag of four bytes is an object of a hundred
+            for one in archive.infolist():
+                with archive.open(one) as part:
+                    total += sum(EACH_TAG * piece.count(b"<") for piece in iter(lambda: part.read(1 << 20), b""))
     if total > most:
         raise ConfigError(f"{path}: {total:,} bytes when unpacked; at most {most:,}", "Save the sheet alone.")
 
@@ -162,7 +223,8 @@ def read_statistical(file: TableFile) -> TableRows:
         read = getattr(reader, STATISTICAL[path.suffix.lower()])
         with outside_files.open_by_name(outside_files.named(path)) as name:
             _, about = read(name, metadataonly=True, output_format="dict", **options)
-            most = CELLS_MOST // max(1, len(about.column_names)) + 1
+            memory = CellMemory(path, Path(name).stat().st_size)
+            most = memory.cells // max(1, len(about.column_names)) + 1
             columns, about = read(name, output_format="dict", row_limit=most, **options)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
@@ -174,9 +236,10 @@ def read_statistical(file: TableFile) -> TableRows:
     if not rows:
         raise ConfigError(f"{path}: no rows", "A table has a row for every example.")
     if rows >= most:
-        raise ConfigError(f"{path}: more than {CELLS_MOST} cells", "Divide it.")
+        raise memory.refused()
     texts, labelled = [], []
     for name, values in columns.items():
+        memory.take(values)
         found = [text_of(value.item() if hasattr(value, "item") else value) for value in values]
         known = {text_of(code): str(label).strip() for code, label in about.variable_value_labels.get(name, {}).items()}
         if known and {one for one in found if one} <= known.keys():
@@ -189,8 +252,8 @@ def read_statistical(file: TableFile) -> TableRows:
 
 QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
-CELL_MOST, EACH_CELL = 1 << 20, 64
-"""Maximum bytes of a cell of a database, or a query's text; and memory of a cell in addition to its text."""
+CELL_MOST = 1 << 20
+"""Maximum bytes of a cell of a database, or a query's text."""
 STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
 """Maximum number of steps of SQLite's machine for a query, some minutes; and number of steps between
 two checks of it.
@@ -237,13 +300,10 @@ def read_query(file: TableFile) -> TableRows:
             database.set_progress_handler(overdue, STEPS_AT_ONCE)
             answer = database.execute(text)
             header = [str(column[0]).strip() for column in answer.description or ()]
-            most, found = outside_files.inflated_limit(path.stat().st_size), list[tuple[object, ...]]()
+            memory, found = CellMemory(f"{file.query} on {path}", path.stat().st_size), list[tuple[object, ...]]()
             for row in answer:
+                memory.take(row)
                 found.append(row)
-                most -= sum(EACH_CELL + (len(one) if isinstance(one, str | bytes) else 0) for one in row)
-                if most < 0 or len(found) * len(header) > CELLS_MOST:
-                    text = f"{file.query} on {path}: too many cells, or too long ones, for a database of its size"
-                    raise ConfigError(text, "Select fewer.")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
     except (sqlite3.Error, sqlite3.Warning) as error:

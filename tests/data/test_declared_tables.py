@@ -258,6 +258,8 @@ def test_terms_of_a_spline_have_the_curves_of_patsys_natural_splines() -> None:
         ({"rest": "z", "categories": ["x"]}, "'a': rest = 'z' is none"),
         ({"since": "yesterday"}, "'a': since = 'yesterday' is no day"),
         ({"date": "dd.mm.yyyy"}, "'a': date = 'dd.mm.yyyy'"),
+        ({"date": "%Y-%Y"}, "'a': date = '%Y-%Y' is no form of a date"),
+        ({"date": "%d.%!"}, "'a': date = '%d.%!' is no form of a date"),
         ({"colour": "red"}, "'a': Object contains unknown field"),
         ({"product": ["b"]}, "'a': product = ['b']"),
         ({"product": ["b", "c"], "spline": "b"}, "'a': product, spline and log beside each other"),
@@ -272,6 +274,19 @@ def test_a_declaration_that_contradicts_itself_is_refused(keys: dict[str, Any], 
     with pytest.raises(ConfigError) as refused:
         declared_columns({"a": keys})
     assert said in f"{refused.value}" and refused.value.advice
+
+
+@pytest.mark.parametrize("knots", [[-1e308, 0.0, 1e308], [0.0, 5e-324, 1e-323]])
+def test_knots_whose_distance_is_no_number_cost_a_cell_and_not_the_command(knots: list[float]) -> None:
+    with pytest.raises(ValueError, match="'3e38' has no spline of these knots"):
+        declared_columns({"a": {"spline": "b", "knots": knots}})["a"].made(["3e38"])
+
+
+@pytest.mark.parametrize(
+    "form", ["%d.%m.%Y", "%d-%b-%y", "%Y-%m-%dT%H:%M:%S%z", "%Y-%j", "%G-W%V-%u", "%d.%m.%Y %I:%M %p"]
+)
+def test_forms_of_dates_are_taken(form: str) -> None:
+    assert declared_columns({"a": {"date": form}})["a"].date == form
 
 
 def test_units_in_the_first_line_are_converted_and_unknown_ones_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ source = "glm:logistic%s"
 [coordinator]
 clients = 5
 """
-LEVELS = {"sex": ("0", "1"), "grade": ("a", "b", "c")}
+LEVELS = {"sex": ("0", "1"), "grade": ("a", "b", "c"), **dict.fromkeys("xzu", tuple(map(str, range(100))))}
 
 
 def written(folder: Path, formula: str = "", query: str = "", made: str = "", options: str = "") -> Path:
@@ -99,6 +99,10 @@ def test_an_experiment_with_a_formula_is_the_one_with_the_keys_that_it_stands_fo
         ("y ~ `a,b`", "letter 5, 'a,b': 'a,b' is no name of a column here"),
         ("Surv(a) ~ b", "letter 7, ')': expected is ','"),
         ("y ~ a" + " + a" * 3000, "at its end: a formula has at most 10,000 letters"),
+        ("`a,b` ~ c", "letter 1, 'a,b': 'a,b' is no name of a column here"),
+        ("Surv(days, ``) ~ c", "'' is no name of a column here"),
+        ("y ~ C(x) + C(z) + C(u) + C(x):C(z):C(u)", "letter 26, 'C': more than 1,000 columns"),
+        ("y ~ spline(a, " + ", ".join(map(str, range(1500))) + ")", "letter 5, 'spline': more than 1,000 columns"),
     ],
 )
 def test_a_token_that_is_none_is_named_with_its_place(formula: str, message: str) -> None:

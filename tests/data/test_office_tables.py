@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sqlite3
+import zipfile
 import zlib
 from datetime import date
 from pathlib import Path
@@ -119,6 +120,45 @@ def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(f"excel:{tmp_path}/nowhere.xlsx")
 
 
+def crafted(path: Path, part: str, content: str) -> Path:
+    """A workbook with another part of this content."""
+    with zipfile.ZipFile(workbook(path.with_name("good.xlsx"), S=[["a", "y"], [1, 0]])) as good:
+        parts = {one: good.read(one) for one in good.namelist()} | {part: content.encode()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return path
+
+
+SHEET = (
+    '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>{}</sheetData></worksheet>'
+)
+STYLES = (
+    '<styleSheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><cellXfs>{}</cellXfs></styleSheet>'
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "said"),
+    [
+        ("xl/worksheets/sheet1.xml", SHEET.format(  # the last of 16 384 columns in every row
+            "".join(f'<row r="{k}"><c r="A{k}"><v>1</v></c><c r="XFD{k}"><v>1</v></c></row>' for k in range(1, 1101))
+        ), "too many cells, or too long ones, for a file of its size"),
+        ("xl/worksheets/sheet1.xml", SHEET.format("<row>" + "<c/>" * 200_000 + "</row>"), "bytes when unpacked"),
+        ("xl/styles.xml", STYLES.format("<xf/>" * 1_100_000), "its part 'xl/styles.xml' is too large"),
+        ("[Content_Types].xml", "<Types>" + " " * (17 << 20) + "</Types>", "'[Content_Types].xml' is too large"),
+    ],
+    ids=["wide", "tags", "styles", "types"],
+)  # fmt: skip
+def test_a_small_workbook_that_would_take_all_memory_is_refused(
+    part: str, content: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "<c/>" in content:
+        monkeypatch.setattr(outside_files, "INFLATED_LEAST", 1 << 20)
+    path = crafted(tmp_path / "t.xlsx", part, content)
+    assert path.stat().st_size < 100_000 and said in refusal(f"excel:{path}")
+
+
 def test_a_cell_that_does_not_fit_names_its_row(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", S=[["a", "y"], [1, 0], [], ["x", 1]])
     with pytest.raises(ConfigError, match="row 4, column 'a': 'x' is not a number"):
@@ -172,6 +212,18 @@ def test_a_file_of_a_statistical_package_is_read_as_the_csv_file_beside_it(kind:
     sex = ["1", "2", "2", ""] if name == "sas" else ["male", "female", "female", ""]
     assert cells(found) == {**plain(tmp_path), "sex": sex}
     assert found.notes == (() if name == "sas" else (f"{file}: read by the labels of their values: sex",))
+
+
+@pytest.mark.parametrize("kind", ["spss:t.sav", "stata:t.dta", "sas:t.xpt"])
+def test_a_file_of_a_statistical_package_holds_no_more_cells_than_its_size_allows(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyreadstat")
+    name, _, file = kind.partition(":")
+    (tmp_path / file).write_bytes(zlib.decompress(base64.b85decode(STORED[file[2:]])))
+    for least in (64, 1540):  # fewer cells than there are, fewer than there are with their texts
+        monkeypatch.setattr(outside_files, "inflated_limit", lambda _, most=least: most)
+        assert "too many cells, or too long ones" in refusal(f"{name}:{tmp_path / file}")
 
 
 def test_what_is_no_file_of_a_statistical_package_is_refused(tmp_path: Path) -> None:

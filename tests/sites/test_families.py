@@ -288,6 +288,50 @@ def test_two_groups_have_students_and_fishers_tests(folder: Path) -> None:
         assert fisher(np.array(table)) == pytest.approx(stats.fisher_exact(table).pvalue, rel=1e-9)
 
 
+def measured(folder: Path, few: int, empty: int) -> Mapping[str, FamilyFit]:
+    """Fit table 1 where `few` records of the group new have a number, and `empty` of the others have none."""
+    rng = np.random.default_rng(few)
+    for site in range(SITES):
+        numbers = [f"{one:.2f}" for one in rng.normal(50, 9, 50)]
+        new = [numbers[k] if site + SITES * (k // 2) < few else "" for k in range(0, 50, 2)]
+        old = ["" if site + SITES * (k // 2) < empty else numbers[k] for k in range(1, 50, 2)]
+        rows = [
+            f"{group},{lab},{('no', 'yes')[int(rng.integers(2))]}"
+            for group, labs in (("new", new), ("old", old))
+            for lab in labs
+        ]
+        (folder / f"site-{site}.csv").write_text("\n".join(["arm,lab,ill", *rows]) + "\n")
+    shutil.copy(folder / "site-0.csv", folder / "test.csv")
+    (folder / "t.toml").write_text(own_tables("t", "label=ill", source="table1?by=arm", more='missing = "mean"'))
+    assert typed(["data", "agree", "t.toml"], folder).code == 0
+    return {"fit": fitted(folder, "t")}
+
+
+@pytest.mark.parametrize(("few", "empty"), [(1, 0), (1, 3), (3, 0), (4, 3)])
+def test_no_figures_of_few_numbers_are_shown_or_found_as_a_difference(few: int, empty: int, tmp_path: Path) -> None:
+    """By the agreed mean of all: its sum less that of the other group is the sum of few records."""
+    found = measured(tmp_path, few, empty)["fit"]
+    assert [found.column(1, what) for what in ("mean", "deviation")] == [[None, None]] * 2
+    assert not any(row[0] == "lab" for table in found.tables[2:] for row in table.rows)
+
+
+@pytest.mark.parametrize(("few", "empty", "tested"), [(60, 3, False), (60, 20, True), (125, 3, True)])
+def test_a_test_is_by_the_numbers_that_there_are_or_is_left_out(
+    few: int, empty: int, tested: bool, tmp_path: Path
+) -> None:
+    from scipy import stats
+
+    found = measured(tmp_path, few, empty)["fit"]
+    rows = [
+        line.split(",") for site in range(SITES) for line in (tmp_path / f"site-{site}.csv").read_text().split()[1:]
+    ]
+    groups = [[float(lab) for arm, lab, _ in rows if arm == one and lab] for one in ("new", "old")]
+    p = [row[-1] for row in found.tables[-1].rows if row[0] == "lab"]
+    assert None not in found.column(1, "mean") and bool(p) == tested
+    if tested:
+        assert p[0] == pytest.approx(stats.ttest_ind(*groups, equal_var=False).pvalue, rel=0.1)
+
+
 @pytest.mark.parametrize("least", [3, 5])
 def test_no_small_cell_of_a_table_is_found(least: int, request: pytest.FixtureRequest) -> None:
     """By the bounds of each cell of what was put together, with totals of groups, and of categories as agreed."""

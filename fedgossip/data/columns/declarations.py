@@ -25,7 +25,7 @@ import codecs
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -100,7 +100,10 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise ValueError(f"{shown(cells[0])!r} has no logarithm")
         if self.log:
             return repr(math.log(values[0]))
-        return repr(math.prod(values) if self.product else restricted_spline(values[0], self.knots, self.term))
+        try:
+            return repr(math.prod(values) if self.product else restricted_spline(values[0], self.knots, self.term))
+        except ArithmeticError:  # knots whose distance, or its third power, is no number
+            raise ValueError(f"{shown(cells[0])!r} has no spline of these knots") from None
 
     @property
     def rewrites(self) -> bool:
@@ -256,8 +259,16 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
         datetime.strptime(d.since, DAY)
     except ValueError:
         raise ConfigError(f"{where}: since = {d.since!r} is no day", 'Write since = "2020-01-31".') from None
-    if d.date and "%" not in d.date:
-        raise ConfigError(f"{where}: date = {d.date!r} is no form of a date", 'Write date = "%d.%m.%Y" for 31.01.2020.')
+    if d.date and not _is_form(d.date):
+        text = f"{where}: date = {shown(d.date)!r} is no form of a date"
+        raise ConfigError(text, 'Write date = "%d.%m.%Y" for 31.01.2020.')
+
+
+def _is_form(date: str) -> bool:
+    try:  # a part twice, "%Y%Y", is an error of the expression that it is made into
+        return "%" in date and bool(datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(date), date))
+    except (ValueError, re.error):
+        return False
 
 
 def _check_made(where: str, d: DeclaredColumn) -> None:

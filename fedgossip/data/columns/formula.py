@@ -25,6 +25,8 @@ from fedgossip.base.errors import ConfigError
 LENGTH = 10_000
 """Maximum number of letters of a formula."""
 _TOKEN = re.compile(r"\s*(?:`([^`]*)`|([^\W\d][\w.]*)|([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)|(.))", re.DOTALL)
+COLUMNS = 1000
+"""Maximum number of columns of a formula: three columns of a hundred categories make a million products."""
 OPTIONS = "offset", "strata"
 FUNCTIONS = "C", "log", "spline", *OPTIONS
 LEAST_KNOTS = 3
@@ -118,13 +120,13 @@ class _Parser:
     def _outcome(self) -> tuple[str, ...]:
         first = self._next("name")
         if first.text != "Surv" or not self._is("("):
-            return (first.text,)
+            return (self._column(first.text, first),)
         self._next("(")
-        time = self._next("name").text
+        time = self._next("name")
         self._next(",")
-        event = self._next("name").text
+        event = self._next("name")
         self._next(")")
-        return time, event
+        return self._column(time.text, time), self._column(event.text, event)
 
     def _terms(self) -> None:
         begin = self._tokens[self._at]
@@ -208,12 +210,17 @@ class _Parser:
             raise self._refused(token, text, advice)
         return Factor(token, [f"{name}={level}" for level in levels[1:]], {name: None})
 
-    def _keep(self, name: str, token: Token, made: Mapping[str, Any] | None = None) -> None:
+    def _column(self, name: str, token: Token) -> str:
         if "," in name or not name:
-            raise self._refused(
-                token, f"{name!r} is no name of a column here", "Rename it by aliases in [data.columns]."
-            )
-        self._kept.setdefault(name, token.place)
+            text = f"{name!r} is no name of a column here"
+            raise self._refused(token, text, "Rename it by aliases in [data.columns].")
+        return name
+
+    def _keep(self, name: str, token: Token, made: Mapping[str, Any] | None = None) -> None:
+        self._kept.setdefault(self._column(name, token), token.place)
+        if len(self._kept) > COLUMNS:
+            text = f"more than {COLUMNS:,} columns"
+            raise self._refused(token, text, "Leave terms out, or put categories together: merge in [data.columns].")
         if made:
             self._made[name] = made
 

@@ -6,7 +6,8 @@
                  all but the first,  sqrt((p1 - p2)' S^-1 (p1 - p2)),  S the mean of the groups' diag(p) - p p'
 
 Categories with a cell of fewer than `suppress` records, or at too few sites, are joined with others until no cell is
-small, since totals are published.  A column with few different values is left out, for its mean would count them.
+small, since totals are published.  A column with few different values is left out, for its mean would count them; one
+with a group of 1 to `suppress` - 1 numbers has no figures, for those of all records are in the agreed statistics.
 
 Sources: Welch, Biometrika 38 (1951); Yang and Dalton, SAS Global Forum 335 (2012); Fisher, JRSS 85 (1922).
 """
@@ -183,7 +184,7 @@ def _levels(d: FamilyDesign) -> Sequence[tuple[str, int]]:
 class _NumberRow:
     means: Sequence[float | None]
     deviations: Sequence[float | None]
-    """None of a group with too few numbers."""
+    """None of a group without numbers, and of all groups where one has too few."""
     statistic: float | None
     freedom: float
     p: float | None
@@ -201,16 +202,20 @@ def _of_numbers(d: FamilyDesign, column: AgreedColumn, of: PooledRound, mean: fl
     z = of[f"sum {column.name}"] / np.maximum(n, 1)
     variance = np.maximum(of[f"squares {column.name}"] - n * z * z, 0.0) / np.maximum(n - 1, 1)
     # few empty cells, or moments that the statistics round: an exact mean would tell how many records it is of
-    if bool(((empty > 0) & (empty < d.suppress)).any()) or column.precision or column.common:
+    is_rounded = bool(((empty > 0) & (empty < d.suppress)).any() or column.precision or column.common)
+    if is_rounded:
         z, variance = np.round(z * FINE) / FINE, (np.maximum(np.round(np.sqrt(variance) * FINE), 1) / FINE) ** 2
-        n = of["groups"].astype(float)
-    few = n < d.suppress
+    # a group with few numbers is the difference of all, which the statistics have, and the others: none is shown
+    hidden = (n == 0) | bool(((n > 0) & (n < d.suppress)).any())
     means, deviations = (
-        [None if hide else float(value) for hide, value in zip(few, values, strict=True)]
+        [None if hide else float(value) for hide, value in zip(hidden, values, strict=True)]
         for values in (mean + deviation * z, deviation * np.sqrt(variance))
     )
-    if len(n) < 2 or few.any() or not (variance > 0).all():
+    # a test by the true numbers would tell of the few empty cells; one by all records is wrong where many are empty
+    untold = is_rounded and bool((empty >= d.suppress).any())
+    if len(n) < 2 or hidden.any() or untold or not (variance > 0).all():
         return _NumberRow(means, deviations, None, 0.0, None, None)
+    n = of["groups"].astype(float) if is_rounded else n
     f, freedom, p = welch(n, z, variance)
     pairs = itertools.combinations(range(len(n)), 2)
     difference = max(abs(z[a] - z[b]) / math.sqrt((variance[a] + variance[b]) / 2) for a, b in pairs)
