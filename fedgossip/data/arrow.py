@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from fedgossip.data.dataset import Dataset, whole
 
 CELLS_MOST = 1 << 31
 ROWS_AT_ONCE = 4096
-"""Number of rows of all columns decoded together: a small file may claim any size."""
+"""Rows of all columns decoded together: a small file may claim any size."""
+EACH_CELL = 8
+"""Least number of bytes of a cell: a column of nothing has none in its file."""
 NAMES_MOST = 1 << 24
 """Maximum number of bytes of a data set's json."""
 
@@ -50,8 +52,13 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
             if about.num_rows * max(1, about.num_columns) > CELLS_MOST:
                 text = f"{path}: {about.num_rows} rows of {about.num_columns} columns; at most {CELLS_MOST} cells"
                 raise ConfigError(text, "Divide it, or write the columns that are wanted into another file.")
-            most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
-            table = _bounded(needed("pyarrow", "parquet", "a parquet file"), path, file, most)
+            plain = file.schema_arrow
+            leaves = [file.schema.column(place) for place in range(about.num_columns)]
+            texts = [one.path for one in leaves if one.physical_type == "BYTE_ARRAY"]
+            raw.seek(0)
+            with parquet.ParquetFile(raw, read_dictionary=texts) as coded:  # a repeated word once in each batch
+                size = os.fstat(raw.fileno()).st_size
+                table = _bounded(path, coded.iter_batches(ROWS_AT_ONCE), coded.schema_arrow, size).cast(plain)
     except ConfigError:
         raise
     except Exception as error:  # a damaged file raises any error of its decoder
@@ -60,16 +67,36 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
     return tables.of_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
 
 
-def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
-    """Return the table, of at most `most` bytes: a small file can repeat one word in every row."""
-    total, found = 0, []
-    for batch in file.iter_batches(ROWS_AT_ONCE):
-        total += batch.nbytes
-        if total > most:
+def _bounded(path: Path, batches: Iterable[Any], schema: Any, size: int) -> Any:
+    """Return a table, whose cells take at most what a file of this size may unpack to.  Raises ConfigError."""
+    most, found = outside_files.inflated_limit(size), list[Any]()
+    left = most
+    for batch in batches:
+        left -= sum(max(EACH_CELL * len(column), _unpacked(column)) for column in batch.columns)
+        if left < 0:
             text = f"{path}: more than {most:,} bytes when unpacked, for a file of its size"
             raise ConfigError(text, "Write it without compression, or take a part of it.")
         found.append(batch)
-    return arrow.Table.from_batches(found, file.schema_arrow)
+    return needed("pyarrow", "parquet", "a table of Arrow").Table.from_batches(found, schema)
+
+
+def _unpacked(cells: Any) -> int:
+    """Return the bytes of an array whose words are written out: a dictionary has each once."""
+    kind = str(cells.type).partition("<")[0]
+    if hasattr(cells, "storage"):
+        return _unpacked(cells.storage)
+    if kind == "struct":
+        return sum(map(_unpacked, cells.flatten()))
+    if kind == "map":
+        return EACH_CELL * len(cells) + _unpacked(cells.keys) + _unpacked(cells.items)
+    if "list" in kind:
+        return EACH_CELL * len(cells) + _unpacked(cells.flatten())
+    if kind != "dictionary":
+        return int(cells.nbytes)
+    words, compute = cells.dictionary, needed("pyarrow.compute", "parquet", "a table of Arrow")
+    if "string" not in str(words.type) and "binary" not in str(words.type):
+        return EACH_CELL * len(cells) if not words.type.num_fields else int(words.nbytes) * len(cells)
+    return compute.sum(compute.cast(compute.binary_length(words), "int64").take(cells.indices)).as_py() or 0
 
 
 def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
@@ -106,13 +133,54 @@ def _split(arrow: Any, folder: Path) -> Any:
         found = []
         for name in names:
             with outside_files.open_file(outside_files.named(folder / name), outside_files.LARGE) as source:
-                found.append(arrow.ipc.open_stream(source).read_all())
+                found.append(_read_stream(arrow, folder / name, source))
         table = arrow.concat_tables(found)
+    except ConfigError:
+        raise
     except Exception as error:  # a damaged file raises any error of its decoder
         raise ConfigError(f"{folder}: its files cannot be read: {_line(error)}", SAVED) from error
     if table.num_rows * max(1, table.num_columns) > CELLS_MOST:
         raise ConfigError(f"{folder}: {table.num_rows} rows of {table.num_columns} columns", "Divide it.")
     return table
+
+
+def _read_stream(arrow: Any, path: Path, source: Any) -> Any:
+    """Return the table of a stream.  Raises ConfigError for a compressed one: its parts name their own sizes."""
+    messages, size = arrow.ipc.MessageReader.open_stream(source), os.fstat(source.fileno()).st_size
+    if any(_is_compressed(bytes(message.metadata)) for message in messages):
+        raise ConfigError(f"{path}: compressed, as save_to_disk writes none", SAVED)
+    source.seek(0)
+    stream = arrow.ipc.open_stream(source)
+    return _bounded(path, stream, stream.schema, size)
+
+
+_DICTIONARY, _BATCH = 2, 3
+"""Kinds of a message of a stream that have a body."""
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether the body of a message is compressed, by its flatbuffer.
+
+    Message: version, kind, header; RecordBatch: length, nodes, buffers, compression; DictionaryBatch: id, batch.
+    Source: apache/arrow, format/Message.fbs, and the FlatBuffers internals.
+    """
+
+    def field(table: int, place: int) -> int:
+        """Return where a field of a table lies; 0 for one that is not there."""
+        names = table - int.from_bytes(metadata[table : table + 4], "little", signed=True)
+        length, at = int.from_bytes(metadata[names : names + 2], "little"), 4 + 2 * place
+        offset = int.from_bytes(metadata[names + at : names + at + 2], "little") if at < length else 0
+        return table + offset if offset else 0
+
+    def table_at(at: int) -> int:
+        return at + int.from_bytes(metadata[at : at + 4], "little")
+
+    message = table_at(0)
+    kind = metadata[field(message, 1)] if field(message, 1) else 0
+    if kind not in (_DICTIONARY, _BATCH):
+        return False
+    batch = table_at(field(message, 2))
+    return field(table_at(field(batch, 1)) if kind == _DICTIONARY else batch, 3) != 0
 
 
 def _class_names(folder: Path) -> dict[str, Sequence[str]]:

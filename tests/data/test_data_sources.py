@@ -18,6 +18,7 @@ import pytest
 import fedgossip
 from fedgossip.base import errors
 from fedgossip.base.errors import ConfigError
+from fedgossip.data import arrow as arrow_tables
 from fedgossip.data import images
 from fedgossip.data.cifar import CLASSES, PIXELS
 from fedgossip.data.data import load
@@ -318,6 +319,41 @@ def test_csv_and_parquet_give_the_same_examples(tmp_path: Path) -> None:
     assert load(f"csv:{tmp_path / 't.csv'}?label=y").digest() == load(f"{source}?label=y").digest()
 
 
+def test_a_small_parquet_file_holds_no_word_a_million_times(tmp_path: Path) -> None:
+    """By its dictionary a file of a kilobyte has the same 20 MB in each row, at any depth."""
+    from pyarrow import parquet as writer
+
+    a, path = arrow(), tmp_path / "t.parquet"
+    words = a.DictionaryArray.from_arrays(a.array([0] * 4096, a.int32()), a.array(["a" * 20_000_000]))
+    y = a.array([0.0] * 4096)
+    lists = a.ListArray.from_arrays(a.array(range(4097), a.int32()), words)
+    pictures = a.StructArray.from_arrays([words.cast(a.dictionary(a.int32(), a.binary())), words], ["bytes", "path"])
+    for x in (words, lists, pictures):
+        writer.write_table(a.table({"x": x, "y": y}), path, compression="zstd", store_schema=False)
+        assert path.stat().st_size < 10_000
+        assert "bytes when unpacked, for a file of its size" in refused(f"parquet:{path}?label=y&drop=x")
+
+
+def test_words_of_a_parquet_file_are_the_same_at_any_depth(tmp_path: Path) -> None:
+    a, path = arrow(), tmp_path / "t.parquet"
+    from pyarrow import parquet as writer
+
+    columns = {
+        "s": ["x", "y", None], "l": [["x"], [], ["y", None]], "b": a.array([b"x", b"", None]),
+        "d": a.array(["x", "y", "x"]).dictionary_encode(),
+        "m": a.array([[("k", "v")], [], None], a.map_(a.string(), a.string())),
+        "p": [{"bytes": b"x", "path": "q"}, {"bytes": None, "path": None}, None], "n": [1, 2, None],
+    }  # fmt: skip
+    table = a.table(columns)
+    writer.write_table(table, path)
+    plain = writer.ParquetFile(path).schema_arrow
+    with writer.ParquetFile(
+        path, read_dictionary=["s", "l.list.element", "b", "d", "m.key_value.value", "p.path"]
+    ) as coded:
+        found = arrow_tables._bounded(path, coded.iter_batches(2), coded.schema_arrow, 1).cast(plain)
+    assert found.to_pylist() == table.to_pylist()
+
+
 def test_parquet_files_that_cannot_be_taken_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.parquet"
     source = parquet(path, a=[1.0, None, 3.0], b=["x", "y", "z"], y=[0, 1, 1])
@@ -387,6 +423,12 @@ def test_saved_data_sets_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
     assert "only some rows" in refused(source)
     state.write_text("[")
     assert "state.json" in refused(source)
+    table = arrow().table({"v": [0.0] * 100_000, "label": [0.0] * 100_000})
+    options = arrow().ipc.IpcWriteOptions(compression="zstd")
+    with arrow().ipc.new_stream(str(file), table.schema, options=options) as writer:
+        writer.write_table(table)
+    state.write_text(json.dumps({"_data_files": [{"filename": file.name}]}))
+    assert "compressed, as save_to_disk writes none" in refused(f"huggingface:{tmp_path}?label=label")
     ragged = arrow().table({"v": [[1.0], [1.0, 2.0]], "label": [0, 1]})
     saved(tmp_path, ragged, {})
     assert "not of one length" in refused(source)

@@ -110,6 +110,7 @@ def test_a_file_may_be_directed(tmp_path):
         (("n = 4", "n = 4\nnode = 3"), ("node",)),
         (("n = 4", 'n = "four"'), ("n",)),
         (("n = 4", ""), ("not given", "nodes or n")),
+        (("n = 4", "n = 1000000000"), ("1000000000 nodes; a file has at most",)),
         (('source = "made up"', 'source = " "'), ("source",)),
         (('source = "made up"\n', ""), ("source",)),
         (('title = "A triangle and one more"\nsource = "made up"\n', ""), ("title and source are missing",)),

@@ -274,6 +274,7 @@ def barabasi_albert(n: int, m: int, seed: int) -> Topology:
     if m < 1:
         raise ConfigError(f"barabasi-albert:{m}", "Give at least 1 edge per new node.")
     _require("barabasi-albert", n, lambda size: size > m)
+    _limit_edges("barabasi-albert", n, m * (n - m))
     import networkx as nx
 
     def draw(number: int) -> Any:
@@ -335,6 +336,7 @@ def _powers(n: int) -> tuple[int, ...]:
 def _lattice(name: str, rows: int, columns: int, wrapped: bool) -> Topology:
     if rows < 2 or columns < 2:
         raise ConfigError(f"{name}:{rows}x{columns}", "Both sides are at least 2; one row is a ring or a path.")
+    _require(f"{name}:{rows}x{columns}", rows * columns, lambda _: True)
     ids = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
     right, down = _pairs(ids, np.roll(ids, -1, axis=1)), _pairs(ids, np.roll(ids, -1, axis=0))
     if not wrapped:

@@ -20,7 +20,7 @@ from fedgossip.base.cells import number_in
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.topology.graphs import grammar, graph_formats
 from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
-from fedgossip.topology.graphs.graph_formats import GivenGraph, mixing_of, topology_of
+from fedgossip.topology.graphs.graph_formats import NODES_MAX, GivenGraph, mixing_of, topology_of
 from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing_matrix import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.weights.weights import build, rule_names
@@ -191,14 +191,24 @@ def _from_description(described: GraphFile, path: Path) -> Topology:
         return _from_family(described, path)
     if described.arcs is not None:
         return _from_arcs(described, path).topology
-    if described.edges is None or (described.nodes is None) == (described.n is None):
+    if described.edges is None:
         raise ConfigError(f"{path}: the graph is not given", "Give family, or edges or arcs with nodes or n.")
-    labels = None if described.nodes is None else tuple(described.nodes)
-    n = len(labels) if labels is not None else described.n or 0
+    n, labels = _nodes_of(described, path)
     edges = [(_id(u, labels, path), _id(v, labels, path)) for u, v in described.edges]
     return Topology.from_edges(
         n, edges, described.name, described.directed, labels=labels, positions=described.positions
     )
+
+
+def _nodes_of(described: GraphFile, path: Path) -> tuple[int, tuple[str, ...] | None]:
+    """Return the number of nodes, and their labels where given.  Raises ConfigError."""
+    if (described.nodes is None) == (described.n is None):
+        raise ConfigError(f"{path}: the graph is not given", "Give edges or arcs with either nodes or n.")
+    labels = None if described.nodes is None else tuple(described.nodes)
+    n = len(labels) if labels is not None else described.n or 0
+    if n > NODES_MAX:
+        raise ConfigError(f"{path}: {n} nodes; a file has at most {NODES_MAX}", "Name a family for more.")
+    return n, labels
 
 
 def _from_arcs(described: GraphFile, path: Path) -> Mixing:
@@ -206,10 +216,7 @@ def _from_arcs(described: GraphFile, path: Path) -> Mixing:
     if not arcs or described.edges is not None or described.weights is not None:
         text = f"{path}: arcs, which bring their weights, beside edges or weights" if arcs else f"{path}: no arcs"
         raise ConfigError(text, "Give arcs = [[u, v, weight], ...] alone, with nodes or n.")
-    if (described.nodes is None) == (described.n is None):
-        raise ConfigError(f"{path}: the graph is not given", "Give arcs with either nodes or n.")
-    labels = None if described.nodes is None else tuple(described.nodes)
-    n = len(labels) if labels is not None else described.n or 0
+    n, labels = _nodes_of(described, path)
     ends = np.array([(_id(one, labels, path), _id(other, labels, path)) for one, other, _ in arcs], np.int64)
     u, v = ends.T
     weights = np.array([weight for _, _, weight in arcs], np.float64)
