@@ -24,6 +24,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.core import run_format
 from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.columns.formula import write_out
@@ -197,6 +198,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _not_toml(path: Path, content: str, text: str) -> ConfigError:
     """Return the error of invalid TOML; a duplicate is named."""
+    if path.suffix == ".py":
+        advice = (
+            f"fedgossip launch -n 2 {quoted(path)}  starts it; host and join have --script, beside an experiment file."
+        )
+        return ConfigError(f"{path}: a script, no experiment file", advice)
     line = re.search(r"at line (\d+)", text)
     if table := re.match(r"Cannot declare \((.+)\) twice", text):
         name = ".".join(re.findall(r"'([^']*)'", table[1]))

@@ -200,9 +200,10 @@ def _last_evaluated(
     networks: Sequence[NetworkRow], last: NetworkRow, there: Sequence[Vector], record: Network
 ) -> NetworkRow:
     """Return the row with the newest scores; if the run ended between two evaluations, with scores of its final
-    models.
+    models; if the mean was never measured, as by loops on several machines, with the peers' own.
     """
-    measured = next((row for row in reversed(networks) if row.measured), last)
+    by_peers = next((row for row in reversed(networks) if row.score_mean_peer is not None), last)
+    measured = next((row for row in reversed(networks) if row.measured), by_peers)
     if measured is last or not there:
         return measured
     final = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)

@@ -69,6 +69,13 @@ def test_what_is_written_otherwise_than_meant_is_named(text: str, said: str, adv
     assert said in str(error) and advice in error.advice, (str(error), error.advice)
 
 
+def test_a_script_in_place_of_an_experiment_is_named_with_the_command_that_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text("import fedgossip\n")
+    with pytest.raises(ConfigError, match="a script, no experiment file") as refused:
+        load_experiment(tmp_path / "my train.py")
+    assert f"fedgossip launch -n 2 '{tmp_path}/my train.py'" in refused.value.advice
+
+
 @pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_may_not_be_written_is_not_told_to_be_full(reason: int) -> None:
     error = NotWrittenError(Path("/run/x"), OSError(reason, "why"))

@@ -19,6 +19,7 @@ from fedgossip.report.page import numbers, write_comparison, write_report
 from fedgossip.report.page.drawing import series_style
 from fedgossip.report.page.figures import curve, unbroken
 from fedgossip.report.page.forecast import Band, band, inside, sentence
+from fedgossip.report.page.markup import cards
 from fedgossip.report.page.reading import EVENTS_KEPT, read_run
 from fedgossip.report.page.sections import reporter
 
@@ -151,8 +152,8 @@ def learning_run(folder: Path, n: int = 16, rounds: int = 40, **changes: Any) ->
     return write_run(folder, ring_summary(n, **(details | changes)), records)
 
 
-def averaging_run(folder: Path, n: int = 12) -> Path:
-    return write_run(folder, ring_summary(n, name="averaging"), gossip(n, 30, push=0.0))
+def averaging_run(folder: Path, n: int = 12, **changes: Any) -> Path:
+    return write_run(folder, ring_summary(n, name="averaging", **changes), gossip(n, 30, push=0.0))
 
 
 def interrupted_run(folder: Path) -> Path:
@@ -333,6 +334,27 @@ def test_a_run_without_accuracy_shows_none(reports: dict[str, Path]) -> None:
     assert "Accuracy by round" not in page.text
 
 
+def test_scores_that_were_not_measured_have_no_card(tmp_path: Path) -> None:
+    """Loops of several machines measure their own models, and none their mean."""
+    for name, score in (("own", {"mean_peer": 0.9, "worst_peer": 0.8, "round": 3}), ("none", {"round": 3})):
+        nothing = dict.fromkeys(("averaged", "mean_peer", "worst_peer"))
+        shown = Page(write_report(averaging_run(tmp_path / name, score={**nothing, **score}))).text
+        assert ("Worst peer" in shown, "Averaged model" in shown) == (name == "own", False)
+
+
+def test_a_figure_of_many_letters_is_set_smaller() -> None:
+    assert 'class="value long">5.04 × 10⁻⁴<' in cards([("Consensus distance", "5.04 × 10⁻⁴", "")])
+    assert 'class="value">90.2 %<' in cards([("Mean peer", "90.2 %", "")])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_picture_of_a_graph_has_a_width_and_a_height(tmp_path: Path, n: int) -> None:
+    """Two peers lie on one line; what a clip of no width holds is not seen."""
+    page = write_report(learning_run(tmp_path, n=n)).read_text()
+    clips = re.findall(r'<clipPath id="graph-[^>]*>\s*<rect [^>]*width="([^"]*)" height="([^"]*)"', page)
+    assert min(float(side) for side in clips[0]) > 100
+
+
 def test_a_graph_whose_edges_were_not_kept_is_counted_and_not_drawn(tmp_path: Path) -> None:
     topology = {"n": 300, "name": "complete(300)", "edges": []}
     summary = ring_summary(300, topology=topology, forecast={"edges": 44_850, "degree_max": 299})
@@ -481,6 +503,10 @@ def test_the_folder_of_a_run_in_its_middle_is_called_that_and_no_folder_of_anoth
     with pytest.raises(ConfigError) as caught:
         write_report(tmp_path)
     assert "goes on, or was killed" in caught.value.advice and "folder of a run?" not in caught.value.advice
+    (tmp_path / "endpoint.toml").touch()
+    with pytest.raises(ConfigError) as caught:
+        write_report(tmp_path)
+    assert "fedgossip collect" in caught.value.advice
 
 
 @pytest.mark.parametrize(

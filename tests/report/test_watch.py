@@ -403,7 +403,16 @@ def test_without_a_run_the_newest_is_watched(tmp_path: Path) -> None:
         written = Written(tmp_path / "runs" / ("deep" if age else ".") / name)
         for file in written.path.iterdir():
             os.utime(file, (1e9 - age, 1e9 - age))
-    assert find([], tmp_path / "runs").folder == tmp_path / "runs" / "new"
+    assert find([], [tmp_path / "runs"]).folder == find([tmp_path / "runs"]).folder == tmp_path / "runs" / "new"
+
+
+def test_a_part_in_a_run_by_invite_is_found_without_its_name(tmp_path: Path) -> None:
+    """The folder of the invite keeps the experiment, as a user's folder does: neither is a run."""
+    own = peer_folder(tmp_path / "hosting" / "lan" / "run", 1)
+    for folder in (tmp_path / "hosting" / "lan", tmp_path):
+        (folder / "experiment.toml").write_text("rounds = 3")
+    for given, searched in (([], [tmp_path / "runs", tmp_path / "hosting"]), ([own.parent], []), ([tmp_path], [])):
+        assert find(given, searched).peers == {1: own}
 
 
 @pytest.mark.parametrize("names", [["nothing"], ["empty"], ["peer", "peer"], ["peer", "run"], []])
@@ -412,7 +421,7 @@ def test_what_cannot_be_watched_is_refused_with_advice(tmp_path: Path, names: li
     peer_folder(tmp_path / "peer", 0)
     Written(tmp_path / "run")
     with pytest.raises(ConfigError) as refused:
-        find([tmp_path / name for name in names], tmp_path / "empty")
+        find([tmp_path / name for name in names], [tmp_path / "empty"])
     assert refused.value.advice
 
 

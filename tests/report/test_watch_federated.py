@@ -65,6 +65,7 @@ def test_a_population_too_large_to_list_shows_its_coordinator_and_whoever_has_a_
 
 def written(path: Path, *rows: Row, section: str = "", status: str = "") -> Path:
     path.mkdir(parents=True)
+    (path / "INCOMPLETE").touch()
     (path / "experiment.toml").write_text(f'rounds = 20\nname = "it"\n[coordinator]\nclients = {N}\n{section}')
     with RowWriter(path / "metrics.jsonl") as writer:
         for row in rows:

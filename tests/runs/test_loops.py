@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -575,6 +576,31 @@ def test_a_loop_that_raises_says_goodbye_and_the_others_go_on_over_sockets(tmp_p
     assert isinstance(found[1], ZeroDivisionError)
     assert found[0] == 6  # all its rounds
     assert '"failed"' in (tmp_path / "out1" / "ended.json").read_text()
+
+
+@pytest.mark.sockets
+def test_scores_that_loops_on_several_machines_measured_are_the_collected_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None of them measures the mean, and the run ends between two measurements."""
+    machines = Machines(tmp_path, ring(2, steps=1))
+
+    def body(node: int) -> Callable[[], object]:
+        model = net()
+
+        def run() -> None:
+            with machines.join(node)(model, torch.optim.SGD(model.parameters(), 0.1)) as peer:
+                peer.evaluate(lambda _: {"accuracy": (0.5, 0.75)[node]})
+                for _ in range(4):
+                    peer.step()
+
+        return run
+
+    machines.run({node: body(node) for node in range(2)})
+    said = in_process(["collect", "lan.toml", "out0", "out1", "--out", "whole"], tmp_path, monkeypatch, capsys)
+    assert "0.6250 mean peer, 0.5000 worst peer, in round 3" in said.out
+    score = json.loads((tmp_path / "whole" / "summary.json").read_text())["score"]
+    assert (score["averaged"], score["mean_peer"], score["worst_peer"], score["round"]) == (None, 0.625, 0.5, 3)
 
 
 @pytest.mark.sockets

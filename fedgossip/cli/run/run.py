@@ -324,7 +324,7 @@ DISTILLED = "distilled from the mean logits"
 def _reached(summary: RunSummary) -> list[tuple[str, str]]:
     scores = summary["score"]
     score = read_score(scores)
-    if scores["averaged"] is None:
+    if scores["averaged"] is None and scores["mean_peer"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
     distils = summary.get("exchanged") == "logits"
     if roles_in(summary).leader is not None:
@@ -335,7 +335,9 @@ def _reached(summary: RunSummary) -> list[tuple[str, str]]:
         return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}, of a model {DISTILLED}")]
     named = {"averaged": scores["averaged"], f"mean {one}": scores["mean_peer"], f"worst {one}": scores["worst_peer"]}
     each = ", ".join(f"{score.figure(value)} {name}" for name, value in named.items() if value is not None)
-    return [(f"test {score.word}", f"{each}{score.note}")]
+    at = scores.get("round", summary["rounds"])
+    when = "" if at == summary["rounds"] else f", in round {at}"
+    return [(f"test {score.word}", f"{each}{score.note}{when}")]
 
 
 def _best(summary: RunSummary) -> list[tuple[str, str]]:

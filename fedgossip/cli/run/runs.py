@@ -24,16 +24,19 @@ from fedgossip.core.run_format import COMPARISON, ENDED, INCOMPLETE, SUMMARY, SW
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
-def runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER."""
-    found = _found(folder)
+def runs(folder: Path | None, as_json: bool) -> None:
+    """List the runs in FOLDER; without it, those in runs/, hosting/ and joined/."""
+    from fedgossip.report.watch.places import SEARCHED
+
+    searched = SEARCHED if folder is None else (folder,)
+    found = [run for base in searched for run in _found(base)]
     if as_json:
         echo(json.dumps(found))
         return
     if not found:
-        echo(f"No runs in {folder}.")
+        echo(f"No runs in {', '.join(map(str, searched))}.")
         return
     echo(columns(_table(found)))
 

@@ -30,9 +30,11 @@ LEAVE = "Ctrl-C ends the watching; the run is not touched."
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Of the page; 0: a free one.")
 @click.option("--open/--no-open", "opened", default=False, show_default=True, help="Open the page in the browser.")
 def watch(run_dirs: tuple[Path, ...], once: bool, web: bool, port: int, opened: bool) -> int:
-    """Watch RUN, a run directory, while it goes on or afterwards; without RUN, the newest in runs/.
+    """Watch RUN, a run directory, while it goes on or afterwards; without RUN, the newest in runs/,
+    hosting/ and joined/.
 
-    RUN may also be the folder of one peer of a run over several machines, or several such folders.  Only files are
+    RUN may also be the folder of one peer of a run over several machines, or several such folders, or a folder of runs:
+    the newest of them.  Only files are
     read: a run cannot be disturbed.  It ends by itself when the run has ended.  On a pipe: a line per round and event.
     """
     if once and web:

@@ -393,7 +393,10 @@ def _count(examples: Any) -> int:
         right = False
     if not right:
         shown = line(repr(examples), 100)
-        raise ConfigError(f"step: examples = {shown} is no number of examples", "Give len(batch), as a whole number.")
+        advice = (
+            "Give how many the batch has, as a whole number: len(labels).  Of a dict len() is the number of its keys."
+        )
+        raise ConfigError(f"step: examples = {shown} is no number of examples", advice)
     return count
 
 

@@ -293,6 +293,6 @@ def _names(
 
 
 def _frame(axes: Axes) -> None:
-    axes.set_aspect("equal")
+    axes.set_aspect("equal", adjustable="datalim")  # not "box": nodes on one line, as two are, would have none
     axes.margins(0.09)
     axes.set_axis_off()

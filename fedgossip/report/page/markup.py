@@ -61,16 +61,20 @@ def grid(*cells: Markup | None, kind: str = "grid") -> Markup | None:
     return Markup(f'<div class="{kind}">\n{inside}\n</div>') if inside else None
 
 
+LONG = 9
+"""Values of more letters are set smaller, to fit their card; markup sets its own size."""
+
+
 def cards(facts: Iterable[tuple[str, str, str]]) -> Markup:
     """Return (what, value, note) as large figures."""
-    return Markup(
-        '<dl class="cards">\n'
-        + "\n".join(
-            f'<div><dt>{text(what)}</dt><dd class="value">{text(value)}</dd><dd class="note">{text(note)}</dd></div>'
-            for what, value, note in facts
+
+    def card(what: str, value: str, note: str) -> str:
+        kind = "value long" if len(value) > LONG and not isinstance(value, Markup) else "value"
+        return (
+            f'<div><dt>{text(what)}</dt><dd class="{kind}">{text(value)}</dd><dd class="note">{text(note)}</dd></div>'
         )
-        + "\n</dl>"
-    )
+
+    return Markup('<dl class="cards">\n' + "\n".join(card(*fact) for fact in facts) + "\n</dl>")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> Markup:

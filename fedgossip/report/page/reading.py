@@ -21,7 +21,7 @@ from fedgossip.core.forecasts import RunForecast, read_forecast
 from fedgossip.core.gains import COUNTS, NAMES, OWN_TESTED, OwnScores, last_scores
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, kind_of, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
-from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
+from fedgossip.core.run_format import ENDPOINT, EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
 from fedgossip.core.timeline import Timeline, read_timeline
 from fedgossip.data.objectives import read_score
 from fedgossip.report.page.numbers import number, percent
@@ -444,6 +444,9 @@ _MIXED_UP = "The files of two runs may lie in one folder; run the experiment aga
 _NOT_OURS = "No run writes that: check the origin of the folder."
 _MEND = "Remove that line, or copy the run again."
 _IN_ITS_MIDDLE = "`fedgossip watch` shows it as it is, `fedgossip run --resume` goes on with one that was killed."
+_OF_ONE = (
+    "It is one participant's: `fedgossip watch` shows it, `fedgossip collect EXPERIMENT FOLDER...` reports on all."
+)
 _RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."
 
 
@@ -454,6 +457,8 @@ def _summary(path: Path) -> Summary:
     except FileNotFoundError:
         begun = (path.parent / ROWS).exists()
         advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
+        if (path.parent / ENDPOINT).exists():
+            advice = _OF_ONE
         raise ConfigError(f"{place}: there is no such file.", advice) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None

@@ -99,16 +99,17 @@ def head_of(
 def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     summary, one = run.summary, run.roles.measured
     three, score = summary.score, summary.score.metric
-    if three != type(three)():
-        word = f"{score.word} of the mean of all models{score.note}{run.measured_when}"
+    if three.known:
         yield from figures.own_figures(run)
+        what, of = "Averaged model", "the mean of all models"
         if summary.distils:
-            word = f"{score.word} of a model distilled from the mean of all logits{score.note}{run.measured_when}"
-            yield "Distilled model", three.shown(three.averaged), word
-        else:
-            yield "Averaged model", three.shown(three.averaged), word
+            what, of = "Distilled model", "a model distilled from the mean of all logits"
+        if three.averaged is not None:
+            yield what, three.shown(three.averaged), f"{score.word} of {of}{score.note}{run.measured_when}"
+        if not summary.distils:
             whose = "own models" if summary.exchanged is None else "copies of the shared model"
-            yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ {whose}"
+            when = run.measured_when if three.averaged is None else ""
+            yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ {whose}{when}"
             yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
     else:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"

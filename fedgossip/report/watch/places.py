@@ -20,7 +20,10 @@ from fedgossip.data.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.report.watch.federation import Federation, federation_of, star
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
 
-OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
+SEARCHED = (Path("runs"), Path("hosting"), Path("joined"))
+"""Where commands leave runs, and participants' parts of them, unless other folders are named."""
+OF_A_RUN = (SUMMARY, INCOMPLETE)
+"""A run has one of them at every time.  Not its experiment: folders of users and of invites hold one too."""
 OF_A_PEER = (ENDPOINT, ENDED, ROWS)
 """Files that identify a participant of several machines, which also has the experiment and endpoint.toml."""
 MOST_EDGES = 200_000
@@ -64,10 +67,18 @@ class Facts:
         return self.roles.n
 
 
-def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
-    """Return the place `given`; without one the newest run under `base`.  Raises ConfigError."""
+def find(given: Sequence[Path], searched: Sequence[Path] = SEARCHED) -> RunPlace:
+    """Return the place `given`; without one, the newest in `searched`, and of a folder of runs its newest.
+
+    Raises ConfigError.
+    """
     if not given:
-        return RunPlace(outside_files.checked_folder(_newest(base)))
+        advice = "Start one with `fedgossip run`, or name its folder: fedgossip watch RUN"
+        given = _newest(searched)
+        if not given:
+            raise ConfigError(f"no run in {', '.join(str(base) for base in searched)}", advice)
+    elif len(given) == 1:
+        given = _newest(given) or given
     if len(given) == 1 and _is_run(given[0]):
         return RunPlace(outside_files.checked_folder(given[0]))
     peers: dict[int, Path] = {}
@@ -79,20 +90,17 @@ def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
     return RunPlace(None, peers)
 
 
-def _newest(base: Path) -> Path:
-    runs = list(_runs(base))
-    if not runs:
-        advice = "Start one with `fedgossip run`, or name its folder: fedgossip watch RUN"
-        raise ConfigError(f"{base}: no run there", advice)
-    return max(runs, key=_touched)
+def _newest(searched: Sequence[Path]) -> list[Path]:
+    """Return the run, or the participant's folder, that was written last; none where there is none."""
+    return sorted((place for base in searched for place in _places(base)), key=_touched)[-1:]
 
 
-def _runs(base: Path, deep: int = DEEP) -> Iterator[Path]:
-    for path in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
-        if _is_run(path):
-            yield path
-        elif deep > 1:
-            yield from _runs(path, deep - 1)
+def _places(folder: Path, deep: int = DEEP) -> Iterator[Path]:
+    if _is_run(folder) or _holds(folder, OF_A_PEER):
+        yield folder
+    elif deep and folder.is_dir():
+        for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+            yield from _places(path, deep - 1)
 
 
 def _touched(run: Path) -> float:
@@ -113,7 +121,7 @@ def _node(folder: Path) -> int:
     if _is_run(folder):
         raise ConfigError(f"{folder}: a whole run among folders of peers", "Watch one run at a time.")
     if not _holds(folder, OF_A_PEER):
-        raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
+        raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder of a run, or no folder.")
     try:
         (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
         return int(peer["id"])
