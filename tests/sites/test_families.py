@@ -22,36 +22,40 @@ from pages import blocks, page
 from fedgossip import ConfigError
 from fedgossip.base.errors import TrainingError
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.agreed_table import read, unknown
+from fedgossip.data.agreed.agreed_table import AgreedTable, read, unknown
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
-from fedgossip.data.columns.table_schema import TableSchema
-from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask
+from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask, PooledRound
 from fedgossip.sites.fits.families.likelihoods import SiteSample
 from fedgossip.sites.fits.families.meta_analysis import own_model
+from fedgossip.sites.fits.families.mixed import ClusteredSample
 from fedgossip.sites.fits.families.table_one import fisher, together
 from fedgossip.sites.plans.fits import FAMILIES
 
 ROWS = 60
-COLUMNS = ("age", "salt", "ward", "ill", "grade", "visits", "days", "died", "cost")
+COLUMNS = ("age", "salt", "ward", "ill", "grade", "visits", "days", "died", "cost", "person", "pressure")
 GRADES = '[data.columns]\ngrade = { categories = ["low", "middle", "high"] }\n'
 NUMBERS = '[task]\nkind = "regression"\n'
 LABELS = {
     "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
     "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill", "elastic-net": "ill",
+    "mixed": "pressure",
 }  # fmt: skip
 MORE = dict.fromkeys(("table1", "correlations"), ("ill", "grade", "cost"))
-OF = {"table1": "table1?by=ward", "meta-analysis": "meta-analysis?family=logistic",
+OF = {"table1": "table1?by=ward", "mixed": "mixed?by=person", "meta-analysis": "meta-analysis?family=logistic",
       "elastic-net": "elastic-net?family=logistic&path=4&folds=2"}  # fmt: skip
 
 
 def patients(path: Path, seed: int) -> None:
     """Write records whose outcomes depend on age, and on the ward, of which one is rare in some columns' categories."""
-    rng = np.random.default_rng(seed)
+    rng, of_persons = np.random.default_rng(seed), np.random.default_rng([seed, 7])
+    moods = of_persons.normal(0, 9, ROWS)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for _ in range(ROWS):
+        for row in range(ROWS):
+            person = row // 3 if row < ROWS // 2 else row // 2  # three records each, or two
             age, salt = rng.integers(20, 90), round(float(rng.normal(9e3, 2e2)), 3)
             ward = rng.choice(["north", "south", "east"], p=[0.4, 0.35, 0.25])
             z = (age - 55) / 20 + 0.8 * (ward == "south")
@@ -60,7 +64,10 @@ def patients(path: Path, seed: int) -> None:
             visits = rng.poisson(rng.gamma(1.5, math.exp(0.6 + 0.4 * z) / 1.5))
             time, end = 200 * math.exp(-0.5 * z) * rng.weibull(1.6), rng.uniform(50, 500)
             days, died = max(1, math.ceil(min(time, end))), int(time <= end)
-            writer.writerow([age, salt, ward, ill, grade, visits, days, died, f"{100 + 30 * z + rng.normal(0, 9):.4f}"])
+            cost, pressure = 100 + 30 * z + rng.normal(0, 9), 100 + 0.4 * age + moods[person] + of_persons.normal(0, 6)
+            writer.writerow(
+                [age, salt, ward, ill, grade, visits, days, died, f"{cost:.4f}", f"p{person}", f"{pressure:.2f}"]
+            )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,7 @@ def everybody(folder: Path) -> dict[str, np.ndarray]:
     rows = [
         row for site in range(SITES) for row in csv.DictReader((folder / f"site-{site}.csv").read_text().splitlines())
     ]
-    words = {"ward", "ill", "grade"}
+    words = {"ward", "ill", "grade", "person"}
     return {name: np.array([row[name] if name in words else float(row[name]) for row in rows]) for name in COLUMNS}
 
 
@@ -368,6 +375,10 @@ def test_the_page_shows_what_is_printed(folder: Path, tmp_path: Path) -> None:
     said = [typed(line.split()[1:], tmp_path) for line in commands.text.splitlines()]
     assert [one.code for one in said] == [0] * 4, said
     assert said[1].out.rstrip() == shown.text.rstrip()
+    file, shown = blocks(page("statistics"))[3:5]
+    (tmp_path / "mixed.toml").write_text(file.text)
+    assert (agreed := typed(["data", "agree", "mixed.toml"], tmp_path)).code == 0, agreed
+    assert typed(["fit", "mixed.toml"], tmp_path).out.rstrip() == shown.text.rstrip()
 
 
 # --- correlations and meta-analysis -----------------------------------------------------------------------------------
@@ -470,8 +481,8 @@ def test_a_path_of_linear_models_is_judged_as_scikit_learn_judges_it(folder: Pat
     from sklearn.linear_model import Lasso
 
     more = ("--set", "model.source=elastic-net?family=linear&path=8&folds=3", "--set", "task.kind=regression")
-    labels = ("data.source=csv:site-{peer}.csv?label=cost&drop=ill,grade,visits,days,died",
-              "data.test=csv:test.csv?label=cost&drop=ill,grade,visits,days,died", "data.agreed=cost.json")  # fmt: skip
+    query = "label=cost&drop=ill,grade,visits,days,died,person,pressure"
+    labels = (f"data.source=csv:site-{{peer}}.csv?{query}", f"data.test=csv:test.csv?{query}", "data.agreed=cost.json")
     sets = [word for one in labels for word in ("--set", one)]
     agreed = typed(["data", "agree", "elastic-net.toml", *sets, "--set", "task.kind=regression"], folder)
     assert agreed.code == 0, agreed
@@ -524,12 +535,162 @@ def test_a_family_that_predicts_says_of_a_table_what_its_estimates_say(name: str
     )  # the last of a negative binomial model is log alpha
     if name == "negative-binomial":
         told, named = np.exp(eta[:, 0]), "predicted visits"
+    elif name == "mixed":
+        told, named = eta[:, 0], "predicted pressure"
     else:
         odds = np.exp(eta)
         told = (odds / (1 + odds.sum(axis=1, keepdims=True)))[:, -1]
         named = f"probability of {found.design.classes[-1]}"
     assert [float(row[named]) for row in rows] == pytest.approx(told, rel=2e-5)
     assert typed(["evaluate", into(name), "test.csv"], folder).code == 0
+
+
+# --- mixed models -----------------------------------------------------------------------------------------------------
+
+
+def clusters(of: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the cluster of each record: a person of one site."""
+    site = np.repeat(np.arange(SITES), len(of["person"]) // SITES)
+    return np.unique([f"{one} {other}" for one, other in zip(site, of["person"], strict=True)], return_inverse=True)[1]
+
+
+def restricted(
+    x: np.ndarray, y: np.ndarray, same: np.ndarray, theta: float
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Return estimates, errors, s^2 and the restricted log likelihood by the covariance of all records, [m, m]."""
+    v, free = np.eye(len(y)) + theta * same, len(y) - x.shape[1]
+    a = x.T @ np.linalg.solve(v, x)
+    b = np.linalg.solve(a, x.T @ np.linalg.solve(v, y))
+    s2 = float((y - x @ b) @ np.linalg.solve(v, y - x @ b)) / free
+    dets = np.linalg.slogdet(v)[1] + np.linalg.slogdet(a)[1]
+    return b, np.sqrt(np.diag(s2 * np.linalg.inv(a))), s2, -(free * (math.log(2 * math.pi * s2) + 1) + dets) / 2
+
+
+def test_a_mixed_model_is_that_of_all_records_in_one_place(folder: Path) -> None:
+    found, of = fitted(folder, "mixed"), everybody(folder)
+    x, turned = standard(design(of))
+    cluster, y = clusters(of), of["pressure"]
+    same = (cluster[:, None] == cluster).astype(float)
+    (_, between, _), (_, residual, _) = found.tables[1].rows
+    theta = between / residual
+    b, errors, s2, likelihood = restricted(x, y, same, theta)
+    aside = [restricted(x, y, same, theta * by)[3] for by in (0.9999, 1.0001)]
+    assert max(aside) < likelihood and abs(aside[0] - aside[1]) < 1e-9, "theta is at the maximum"
+    assert found.column(0, "estimate") == pytest.approx((turned @ b).tolist(), rel=1e-9)
+    wanted = np.sqrt(
+        np.diag(turned @ (s2 * np.linalg.inv(x.T @ np.linalg.solve(np.eye(len(y)) + theta * same, x))) @ turned.T)
+    )
+    assert found.column(0, "std. error") == pytest.approx(wanted.tolist(), rel=1e-9)
+    assert residual == pytest.approx(s2, rel=1e-9) and len(errors) == 5 and 5 < math.sqrt(between) < 13
+    told = {line.split(" ", 1)[0]: line for line in found.remarks}
+    in_units = likelihood + np.log(np.diag(turned)).sum()  # of columns as they are
+    assert float(told["restricted"].split()[-1]) == pytest.approx(in_units, rel=1e-7)
+    ratio = 2 * (likelihood - restricted(x, y, same, 0.0)[3])
+    assert f"likelihood ratio {ratio:.4g}," in told["without"]
+    share = [float(one) for one in re.findall(r"[\d.]+", told["share"].replace("95 %", ""))]
+    for one in share[1:]:  # the profile falls by half of chi squared's 95 %
+        assert 2 * (likelihood - restricted(x, y, same, one / (1 - one))[3]) == pytest.approx(3.8415, abs=0.01)
+
+
+def test_statsmodels_has_the_same_mixed_model(folder: Path) -> None:
+    """At our ratio of variances: its own optimiser stops at 1e-5 of it, with a smaller likelihood."""
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    lmm = pytest.importorskip("statsmodels.regression.mixed_linear_model")
+    found, of = fitted(folder, "mixed"), everybody(folder)
+    x, turned = standard(design(of))
+    model = models.MixedLM(of["pressure"], x, groups=clusters(of))
+    (_, between, _), (_, residual, _) = found.tables[1].rows
+    at = lmm.MixedLMParams.from_components(np.zeros(5), cov_re=np.array([[between / residual]]))
+    b = model.get_fe_params(at.cov_re, np.zeros(0))[0]
+    at = lmm.MixedLMParams.from_components(b, cov_re=at.cov_re)
+    theirs = model.fit(reml=True)
+    assert found.column(0, "estimate") == pytest.approx((turned @ b).tolist(), rel=1e-9)
+    assert model.get_scale(b, at.cov_re, np.zeros(0)) == pytest.approx(residual, rel=1e-9)
+    assert theirs.llf <= model.loglike(at, profile_fe=False) + 1e-9
+    assert between == pytest.approx(theirs.cov_re[0, 0], rel=1e-3) and residual == pytest.approx(theirs.scale, rel=1e-3)
+
+
+def mixed_sums(
+    sites: list[ClusteredSample], suppress: int = 5, **options: str
+) -> tuple[FamilyDesign, FamilyLayout, list[PooledRound]]:
+    d = FamilyDesign(
+        family="mixed", options={"by": "person", **options}, outcome="y", columns=("a", "b=yes"), places=(0, 1),
+        encoding=TableEncoding((EncodedColumn("a"), EncodedColumn("b", categories=("no", "yes")))),
+        mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=suppress,
+    )  # fmt: skip
+    layout = FamilyLayout(d, FAMILIES["mixed"])
+    task = FamilyTask(layout, dict(enumerate(sites)), suppress)
+    pooled = task.initial(0)
+    for number in range(layout.rounds):
+        pooled = total([pooled, *(task.sums(Job(node, number, pooled)) for node in range(len(sites)))], 256)
+    return d, layout, layout.pooled(pooled)
+
+
+def clustered(seed: int, sizes: list[int], between: float = 1.0) -> ClusteredSample:
+    rng = np.random.default_rng(seed)
+    cluster = np.repeat(np.arange(len(sizes)), sizes)
+    x = np.column_stack([np.ones(len(cluster)), rng.normal(size=len(cluster)), rng.random(len(cluster)) < 0.5])
+    u = rng.normal(0, between, len(sizes))[cluster] if between else 0.0
+    return ClusteredSample(x, x @ [1.0, 0.5, -0.5] + u + rng.normal(size=len(cluster)), cluster)
+
+
+def agreed_on() -> AgreedTable:
+    return unknown(TableSchema((SchemaColumn("a"), SchemaColumn("y", label=True))), 5)
+
+
+def test_clusters_without_a_variance_of_their_own_are_those_of_least_squares() -> None:
+    site = clustered(3, [3] * 40, 0.0)
+    site = ClusteredSample(site.x, site.x @ [1.0, 0.5, -0.5] + np.tile([1.0, 0.0, -1.0], 40), site.cluster)
+    d, _, pooled = mixed_sums([site] * 3)
+    found = FAMILIES["mixed"].result(d, pooled, agreed_on())
+    assert found is not None and found.tables[1].rows[0][1:] == (0.0, 0.0)
+    b = np.linalg.lstsq(site.x, site.y, rcond=None)[0]
+    assert [row[1] for row in found.tables[0].rows] == pytest.approx(b.tolist(), rel=1e-9)
+    assert "p 1 (" in found.remarks[1] and found.remarks[0].startswith(
+        "share of person in the variance 0, 95 % from 0 to"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why", "advice"),
+    [
+        ([3] * 20 + [5], "clusters by person of 5 records: fewer than 5", "mixed?by=person&first=3"),
+        ([3] * 20 + [5, 6], "of 5, 6 records: fewer than 5", "mixed?by=person&first=5"),
+        ([1] * 20, "each cluster by person has one record", "glm:linear"),
+        ([2], "of 2 records: fewer than 5", "glm:linear"),
+    ],
+)
+def test_sizes_that_few_clusters_have_are_refused_by_sites_and_in_the_end(
+    sizes: list[int], why: str, advice: str
+) -> None:
+    sites = [clustered(seed, sizes) for seed in range(3)]
+    d, layout, pooled = mixed_sums(sites)
+    assert why in layout.family.uneven(d, sites[0], 1, pooled[:1])
+    with pytest.raises(TrainingError, match=re.escape(why)) as error:
+        layout.family.result(d, pooled, agreed_on())
+    assert advice in error.value.advice
+
+
+def test_a_category_of_few_clusters_is_refused_though_it_has_many_records() -> None:
+    sites = [clustered(seed, [6] * 20) for seed in range(3)]
+    for one in sites:
+        one.x[:, 2] = one.cluster == 0
+    d, _, pooled = mixed_sums(sites)
+    with pytest.raises(TrainingError, match=r"column 'b=yes': a value, .* is of fewer than 5 clusters by person"):
+        FAMILIES["mixed"].result(d, pooled, agreed_on())
+
+
+def test_a_mixed_model_is_of_a_column_outside_of_the_model(folder: Path) -> None:
+    for source, said in (
+        ("mixed", "A random effect of each site would tell of each"),
+        ("mixed?by=ward", "it is a column of the model, or its label"),
+        ("mixed?by=person&first=1", "It is a number from 2 to 50"),
+        ("mixed?by=nobody", "no column 'nobody'"),
+    ):
+        found = typed(["fit", "mixed.toml", "--to", "fits/no", "--set", f"model.source={source}"], folder)
+        assert found.code and said in found.out + found.err, found
+    cut = fitted(folder, "mixed", "--set", "model.source=mixed?by=person&first=2")
+    assert cut.records == 250 and "of a larger cluster the first 2 records count" in cut.remarks
 
 
 # --- the same file everywhere -----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def fit(
     place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6),
     survival (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables
     (table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
-    elastic-net?family=logistic, weibull).
+    elastic-net?family=logistic, weibull, mixed?by=COLUMN).
 
     Writes fit.json (of trees trees-fit.json, of survival survival.json, of tables tables.json), and of
     those that predict model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints

@@ -36,7 +36,7 @@ from fedgossip.data.agreed.column_sums import (
 )
 from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, encoded, from_system, named_places, read_sums_file
 from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, round_moments
-from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted
 from fedgossip.data.columns.table_schema import (
     DROP,
     INDICATOR,
@@ -49,6 +49,7 @@ from fedgossip.data.columns.table_schema import (
     number_of,
     options_of,
     read_features,
+    refused,
     unlike,
 )
 from fedgossip.data.csv_columns import CsvColumns
@@ -401,6 +402,20 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
         if one.is_coded and one.name not in without:
             _check_levels(site, one, agreed.suppress)
     return _examples(site, agreed, kind)
+
+
+def read_words(path: Path | TableFile, agreed: AgreedTable, name: str) -> list[str]:
+    """Return the cells of a column outside of the schema, of the records of `read_for_fit`.
+
+    Raises ConfigError for a missing column, and an empty cell.
+    """
+    table = SiteColumns(path, agreed.schema).table
+    unit = next((unit for one, unit in map(parted, table.header) if one == name), "")
+    place = found_columns(table, [EncodedColumn(name, unit)])[name]
+    cells = list(table.words(place))
+    if empty := [row for row, cell in enumerate(cells) if is_missing(cell)]:
+        raise refused(table, empty[0], place, "nothing there", "Fill the cell, or leave the row out.")
+    return cells
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:

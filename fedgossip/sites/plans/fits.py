@@ -74,6 +74,7 @@ from fedgossip.sites.fits.families.family import (
 )
 from fedgossip.sites.fits.families.likelihoods import Firth, Likelihood, LikelihoodFamily, NegativeBinomial, Weibull
 from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
+from fedgossip.sites.fits.families.mixed import Mixed
 from fedgossip.sites.fits.families.multinomial import Multinomial, Ordinal
 from fedgossip.sites.fits.families.table_one import TableOne
 from fedgossip.sites.fits.glm import glm, glm_result
@@ -145,6 +146,7 @@ _ALL: Sequence[SumsFamily] = (
     Correlations(),
     MetaAnalysis(),
     ElasticNet(),
+    Mixed(),
     *map(LikelihoodFamily, LIKELIHOODS),
 )
 

@@ -1,0 +1,340 @@
+"""A linear mixed model by restricted likelihood: a random intercept of each cluster of records, a patient's visits.
+
+    y = x b + u + e     u: of each cluster, variance theta s^2;  e: of each record, variance s^2;  z = (1, x, y)
+    W = sum over records of (z - its cluster's mean)(z - its cluster's mean)'
+    T_n = sum of t t' over the clusters of n records, t the sum of a cluster's z
+    Z'V^-1 Z = W + sum over n of T_n / (n + n^2 theta),     of which b, its covariance s^2 (X'V^-1 X)^-1, and s^2 follow
+    -2 log L = (N - p)(log s^2 + 1 + log 2 pi) + sum over clusters of log(1 + n theta) + log det X'V^-1 X
+
+    round 0     the number of clusters of each size
+    round 1     W, and T_n of each size
+
+These are sufficient, so theta is found without another sum.  A search by sums at one theta after another would open the
+same: Z'V^-1 Z is a rational function of theta, and its poles -1 / n give n and T_n.  So each size has no clusters, or
+`data.suppress` at three sites; a random effect of a site, alone of its size, is refused.
+
+Sources: Laird and Ware, Biometrics 38 (1982); Patterson and Thompson, Biometrika 58 (1971); Self and Liang, JASA 82
+(1987), for the test at the bound; Luo et al., Nature Communications 13 (2022), for sufficient sums of sites.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_words
+from fedgossip.data.agreed.column_sums import SITES
+from fedgossip.data.objectives import REGRESSION
+from fedgossip.data.table_files import TableFile
+from fedgossip.sites.fits.families.family import (
+    FEW,
+    Cell,
+    FamilyDesign,
+    FamilyModel,
+    FamilyResult,
+    Numbers,
+    PooledRound,
+    ResultTable,
+    SumBlock,
+    option_number,
+    read_sample,
+    regression_design,
+    symmetric,
+    upper,
+)
+from fedgossip.sites.fits.glm.glm import Values, in_units, rank_of
+from fedgossip.sites.fits.glm.glm_result import (
+    INTERCEPT,
+    SOURCE_OF,
+    coefficient,
+    few_share,
+    layer_of,
+    rounded_to,
+    terms_of,
+)
+
+MOST = 50
+"""Maximum number of records of a cluster."""
+THETAS = np.concatenate([[0.0], np.geomspace(1e-6, 1e6, 241)])
+"""Ratios of variances between which the likelihood's maximum is found."""
+OTHER = "Take glm:linear, or another column."
+REACH = 3.841458820694124
+"""Fall of -2 log L within a 95 % interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClusteredSample:
+    """One site's records: x [m, p + 1] scaled, with its ones; y [m] from the agreed mean; cluster [m], from 0."""
+
+    x: Values
+    y: Values
+    cluster: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedPoint:
+    """All estimates at one theta, of columns as they are summed."""
+
+    theta: float
+    deviance: float
+    """-2 log L."""
+    slope: float
+    """Its derivative by theta."""
+    estimates: Values
+    residual: float
+    """s^2."""
+    spread: Values
+    """Covariance of the estimates."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedSums:
+    """The sufficient sums: W [q, q], T_n [k, q, q], and the sizes n and how many clusters have them, [k]; and log det
+    of the scale of the columns.
+    """
+
+    within: Values
+    between: Values
+    sizes: npt.NDArray[np.int64]
+    clusters: npt.NDArray[np.int64]
+    scale: float
+
+    def at(self, theta: float) -> MixedPoint:
+        n, free = self.sizes, int(self.sizes @ self.clusters) - len(self.within) + 1
+        whole = self.within + np.einsum("k,kab->ab", 1 / (n * (1 + n * theta)), self.between)
+        turned = -np.einsum("k,kab->ab", 1 / (1 + n * theta) ** 2, self.between)
+        inverse = np.linalg.inv(whole[:-1, :-1])
+        b = inverse @ whole[:-1, -1]
+        along = np.concatenate([-b, [1.0]])
+        squares = float(along @ whole @ along)
+        deviance = free * (math.log(squares / free) + 1 + math.log(2 * math.pi)) + float(
+            self.clusters @ np.log1p(n * theta)
+        )
+        slope = free * float(along @ turned @ along) / squares + float(self.clusters @ (n / (1 + n * theta)))
+        return MixedPoint(
+            theta,
+            deviance + float(np.linalg.slogdet(whole[:-1, :-1])[1]) + 2 * self.scale,
+            slope + float(np.trace(inverse @ turned[:-1, :-1])),
+            b,
+            squares / free,
+            inverse * (squares / free),
+        )
+
+    def best(self) -> MixedPoint:
+        """Return the point of the largest likelihood.  Raises TrainingError where theta grows without end."""
+        place = int(np.argmin([self.at(theta).deviance for theta in THETAS]))
+        if place == len(THETAS) - 1:
+            text = "the records of each cluster agree: no variance is left within them"
+            raise TrainingError(text, "Look at the label: it is of clusters, not of records.")
+        low, high = THETAS[max(0, place - 1)], THETAS[place + 1]
+        if not self.at(low).slope < 0 < self.at(high).slope:  # at 0
+            return self.at(THETAS[place])
+        return self.at(root(lambda theta: self.at(theta).slope, low, high))
+
+    def interval(self, best: MixedPoint) -> tuple[float, float]:
+        """Return the thetas between which the profile of -2 log L is within REACH of its least."""
+
+        def above(theta: float) -> float:
+            return self.at(theta).deviance - best.deviance - REACH
+
+        low = 0.0 if above(0.0) <= 0 else root(above, 0.0, best.theta)
+        return low, math.inf if above(THETAS[-1]) <= 0 else root(above, best.theta, float(THETAS[-1]))
+
+
+def root(of: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import brentq
+
+    return float(brentq(of, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
+
+
+class Mixed:
+    name, kinds, options, predicts = "mixed", (REGRESSION,), ("by", "first"), True
+
+    def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
+        by = options.get("by", "")
+        if not by:
+            text = "mixed: no column of clusters.  A random effect of each site would tell of each"
+            raise ConfigError(text, "Write mixed?by=COLUMN, a column within sites; or meta-analysis?family=linear.")
+        if by in (one.name for one in agreed.columns):
+            text = f"mixed?by={by}: it is a column of the model, or its label"
+            raise ConfigError(text, f"Leave it out of the model, drop={by}, and agree again.")
+        option_number("mixed?", "first", options.get("first", "2"), 2, MOST)
+        if len(agreed.schema.labels) != 1:
+            raise ConfigError(f"mixed: {len(agreed.schema.labels)} label columns", "It is of one: label=ONE.")
+        if any(one.is_coded for one in agreed.columns if one.label):
+            text = f"mixed: {agreed.schema.labels[0].name!r} has few different values"
+            raise ConfigError(text, "Its errors are normal ones, of a measurement: take glm, or ordinal.")
+        return regression_design(self.name, options, agreed)
+
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
+        sizes, width = SumBlock(most_of(d), counts=True), len(d.columns) + 2
+        half = width * (width + 1) // 2
+        carriers = SumBlock(2 * len(d.columns) + len(categories_of(d)), counts=True)
+        return (
+            {"clusters": sizes, "at": sizes, "carriers": carriers},
+            {"within": SumBlock(half), "between": SumBlock(half * sizes.size)},
+        )
+
+    def opened(self, d: FamilyDesign) -> tuple[str, ...]:
+        width = len(d.columns) + 2
+        return (
+            f"first the number of records, those of clusters by {d.options['by']} of 1 to {most_of(d)} records and of "
+            "sites with any, and of clusters with each category",
+            f"then {width * (width + 1) // 2} sums of products of columns within clusters, and for each size of a "
+            "cluster as many of products of their sums",
+        )
+
+    def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> ClusteredSample:
+        found, by = read_sample(d, agreed, file, REGRESSION), d.options["by"]
+        _, cluster = np.unique(read_words(file, agreed, by), return_inverse=True)
+        order = np.argsort(cluster, kind="stable")
+        before = np.empty(len(order), np.int64)
+        before[order] = np.arange(len(order)) - np.searchsorted(cluster[order], cluster[order])
+        kept = before < int(d.options.get("first", len(order)))
+        x, y, cluster = found.x[kept], found.y[kept, 0] - agreed.label_scale[0][0], cluster[kept]
+        sizes = np.bincount(cluster)
+        if len(sizes) < agreed.suppress:
+            text = f"column {by!r} has {len(sizes)} different values: fewer than {agreed.suppress}"
+            raise ConfigError(text, "The sums would tell of each; this site takes no part.")
+        if sizes.max() > MOST:
+            text = f"column {by!r}: {sizes.max()} records have one value; there are at most {MOST}"
+            raise ConfigError(text, f"Take the first of each alone, in the plan of all:  mixed?by={by}&first={MOST}")
+        return ClusteredSample(x, y, cluster)
+
+    def records(self, site: ClusteredSample) -> int:
+        return len(site.y)
+
+    def sums(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> Numbers:  # noqa: ARG002
+        sizes = np.bincount(site.cluster)
+        if round == 0:
+            clusters = np.bincount(sizes, minlength=most_of(d) + 1)[1:]
+            x = site.x[:, 1:]
+            zero = [(x[:, places] == 0).all(axis=1) for places in categories_of(d).values()]
+            carry = np.zeros((len(sizes), 2 * x.shape[1] + len(zero)), bool)
+            np.logical_or.at(carry, site.cluster, np.column_stack([x > 0, x < 0, *zero]))
+            return {"clusters": clusters, "at": clusters > 0, "carriers": carry.sum(axis=0)}
+        z = np.column_stack([site.x, site.y])
+        whole, rows = np.zeros((len(sizes), z.shape[1])), upper(z.shape[1])
+        np.add.at(whole, site.cluster, z)
+        apart = z - (whole / sizes[:, None])[site.cluster]
+        each = (whole[sizes == n] for n in range(1, most_of(d) + 1))
+        return {"within": (apart.T @ apart)[rows], "between": np.stack([(one.T @ one)[rows] for one in each])}
+
+    def uneven(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> str:  # noqa: ARG002
+        return few_clusters(d, pooled[0])[0] if round else ""
+
+    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
+        if pooled[0].sites and (few := few_clusters(d, pooled[0]))[0]:
+            raise TrainingError(*few)
+        if (found := self._found(d, pooled, agreed)) is None:
+            return None
+        sums, best, estimates, errors, few_cells = found
+        by, many, records = d.options["by"], int(sums.clusters.sum()), int(sums.sizes @ sums.clusters)
+        residual, between = best.residual, best.theta * best.residual
+        share = [one / (1 + one) if math.isfinite(one) else 1.0 for one in (best.theta, *sums.interval(best))]
+        deviance, ratio = best.deviance, max(0.0, sums.at(0.0).deviance - best.deviance)
+        if few_cells:
+            relative = math.sqrt(2 / many)
+            residual, between, *share = (rounded_to(one, one * relative, 2) for one in (residual, between, *share))
+            deviance, ratio = rounded_to(deviance, math.sqrt(2 * records), 2), rounded_to(ratio, math.sqrt(2), 2)
+        rows: list[tuple[Cell, ...]] = []
+        for name, *values in zip((INTERCEPT, *d.columns), estimates, errors, strict=True):
+            one = coefficient(name, *values)
+            rows.append((one.name, one.estimate, one.error, one.statistic, one.p, one.low, one.high))
+        head = ("", "estimate", "std. error", "z", "p", "95 % from", "to")
+        spread = ((by, between, math.sqrt(between)), ("residual", residual, math.sqrt(residual)))
+        chance = math.erfc(math.sqrt(ratio / 2)) / 2 if best.theta else 1.0
+        remarks = [
+            f"share of {by} in the variance {share[0]:.4g}, 95 % from {share[1]:.4g} to {share[2]:.4g} by the profile "
+            "of the likelihood",
+            f"without it: likelihood ratio {ratio:.4g}, p {chance:.2g} (half of chi squared of 1 degree of freedom)",
+            f"restricted log likelihood {-deviance / 2:.8g}",
+            *([f"compared with: {', '.join(d.against)}"] if d.against else []),
+            *([FEW.format(d.suppress)] if few_cells else []),
+            *([f"of a larger cluster the first {most_of(d)} records count"] if "first" in d.options else []),
+        ]
+        title = f"linear mixed model of {d.outcome}, random intercept of {many} clusters by {by}"
+        tables = (
+            ResultTable("estimates", head, tuple(rows)),
+            ResultTable("variances", ("", "variance", "std. deviation"), spread),
+        )
+        return FamilyResult(title, tables, remarks)
+
+    def _found(
+        self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable
+    ) -> tuple[MixedSums, MixedPoint, Values, Values, bool] | None:
+        """Return the sums, the best point, its estimates and errors in units, and whether these are rounded."""
+        first, second = pooled
+        if not second.sites:
+            return None
+        width, there = len(d.columns) + 2, np.flatnonzero(first["clusters"])
+        between = second["between"].reshape(-1, width * (width + 1) // 2)[there]
+        sizes = there + 1
+        sums = MixedSums(
+            symmetric(second["within"], width),
+            np.stack([symmetric(one, width) for one in between]),
+            sizes,
+            first["clusters"][there],
+            float(np.log(d.deviation).sum()),
+        )
+        products = (sums.within + np.einsum("k,kab->ab", 1 / sizes, sums.between))[:-1, :-1]
+        if rank_of(products) < len(products):
+            text = "columns depend on each other, so no effect is that of one alone"
+            raise TrainingError(text, "Leave one of them out, drop=COLUMN; glm:linear names them.")
+        best, turned = sums.best(), in_units(d)
+        estimates, errors = turned @ best.estimates, np.sqrt(np.diag(turned @ best.spread @ turned.T))
+        estimates[0] += agreed.label_scale[0][0]
+        if few := few_share(d, products, first.records, d.suppress):
+            errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
+            both = zip(estimates.tolist(), errors.tolist(), strict=True)
+            estimates = np.array([rounded_to(one, error, 3) for one, error in both])
+        return sums, best, estimates, errors, few
+
+    def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:
+        found = self._found(d, pooled, agreed)
+        if found is None:
+            return None
+        return FamilyModel(
+            SOURCE_OF["linear"], layer_of("linear", np.asarray(np.linalg.solve(in_units(d), found[2]), np.float64))
+        )
+
+
+def most_of(d: FamilyDesign) -> int:
+    """Return the maximum number of records of a cluster."""
+    return int(float(d.options.get("first", MOST)))
+
+
+def categories_of(d: FamilyDesign) -> dict[str, list[int]]:
+    """Return the columns of categories, each with its places in the design."""
+    return {name: places for name, places in terms_of(d) if name not in d.columns}
+
+
+def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
+    """Return what too few clusters share, and the advice; "" for nothing."""
+    by, clusters, at = d.options["by"], first["clusters"], first["at"]
+
+    def enough(sizes: slice) -> bool:
+        return bool(clusters[sizes].sum() >= d.suppress and at[sizes].max() >= SITES)
+
+    few = [n for n in (np.flatnonzero(clusters) + 1).tolist() if not enough(slice(n - 1, n))]
+    if few:
+        cut = next((k for k in range(few[0], 1, -1) if enough(slice(k - 1, None))), 0)
+        which = f"clusters by {by} of {', '.join(map(str, few))} records"
+        text = f"{which}: fewer than {d.suppress}, or at fewer than {SITES} sites; sums of each size would tell of them"
+        return text, f"Take the first records of each alone:  mixed?by={by}&first={cut}" if cut else OTHER
+    if not clusters[1:].any():
+        return f"each cluster by {by} has one record: two variances cannot be told apart", OTHER
+    names = [*d.columns, *d.columns, *categories_of(d)]
+    rare = [name for name, many in zip(names, first["carriers"], strict=True) if 0 < many < d.suppress]
+    if rare:
+        text = f"column {rare[0]!r}: a value, or all above or below its mean, is of fewer than {d.suppress} clusters"
+        return (
+            f"{text} by {by}",
+            "A coefficient of it would tell of them: leave the column out, or put values together.",
+        )
+    return "", ""
