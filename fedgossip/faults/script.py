@@ -197,7 +197,7 @@ KINDS: dict[str, type[TimedFault]] = {
 }
 
 
-# --- what cannot be meant ---------------------------------------------------------------------------------------------
+# --- contradictory entries --------------------------------------------------------------------------------------------
 
 
 def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeId]] | None) -> None:

@@ -503,7 +503,7 @@ class AllReduce:
         advice = f"Raise parallel.deadline, {seconds:g} seconds, above the time of a round; or see to the links."
         return Failure("network", text, advice)
 
-    # --- a member that is behind --------------------------------------------------------------------------------------
+    # --- members behind the others ------------------------------------------------------------------------------------
 
     def _catch_up(self, view: GroupView) -> list[Effect]:
         self.phase = "catching"

@@ -3,13 +3,13 @@
     keys --all have keys--> shares --all have shared--> masked --all are summed--> consist --> unmask --> the sum
 
 A phase ends when all present clients have answered, or at its deadline; a client without an answer has dropped.
-Training runs beside the first two phases, and keys for the next round are sent with the masked vectors.
+Training runs during the first two phases, and keys for the next round are sent with the masked vectors.
 
-Cohorts keep their size, filled up with absent clients, or change by an even number: two that differ by one client would
-reveal its input (attack A13), and clients refuse such a cohort.  Where sums are exact, all are of the clients of the
+Cohorts keep their size, filled up with absent clients, or change by an even number: two cohorts that differ by one
+client would reveal its input (attack A13), and clients refuse such a pair.  Exact sums all have the clients of the
 first sum with consent.
 
-Clients mask once in a round: a round begun by an earlier life, or with too few answers, is over.
+Clients mask once in a round: a round begun by an earlier incarnation, or with too few answers, is over.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Clipping(Protocol):
 
 
 class SecureSumming:
-    """Opens the secure rounds of one life of a coordinator."""
+    """Opens the secure rounds of one incarnation of a coordinator."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class SecureSumming:
         life: int,
         clipping: Clipping | None = None,
     ) -> None:
-        """`clients`: all that may be in a sum; coordinators, where these have the clients."""
+        """`clients`: all that may be in a sum; coordinators, if these have the clients."""
         self.terms, self.reading, self.clients, self.life = terms, reading, clients, life
         self.clipping = clipping
         self.members: frozenset[NodeId] | None = None
-        """The fixed members of all sums, where these must not change and the first has consent."""
+        """The fixed members of all sums, if they must not change and the first sum has consent."""
         self._last: SecureRound | None = None
 
     @property
@@ -123,7 +123,7 @@ class SecureSumming:
 
 
 class SecureRound:
-    """One session.  `draw.invited` are its cohort; of these the ones `here` are waited for."""
+    """One session.  `draw.invited` is its cohort; it waits for the members `here`."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class SecureRound:
         self.result: Aggregate | LeafSum | Abandoned | None = None
         self.sid = NONE
         self.ahead: dict[NodeId, frames.Keys] = {}
-        """The keys for the next session from the masked vectors; its `previous` is `sid`."""
+        """The keys for the next session, sent with the masked vectors; their `previous` is `sid`."""
         self._step: _Step | None = None
         self._stage = Stage.KEYS
         self._facts: dict[str, object] = {}
@@ -193,7 +193,7 @@ class SecureRound:
         return [self._log("session", **about), *self._begun(self.here), *self._advance()]
 
     def _begun(self, nodes: Iterable[NodeId]) -> list[Effect]:
-        """Return the first messages of a stage to these clients; the transcript has each once."""
+        """Return the first messages of a stage to these clients; the transcript contains each once."""
         step, effects = self._step, self._frames(nodes)
         if isinstance(step, server.Inviting | server.Consenting):
             alike = Witness(self.session, None, step.frame, sent=True)
@@ -224,7 +224,7 @@ class SecureRound:
         return Secured(self.session, self._stage, frame)
 
     def _advance(self) -> list[Effect]:
-        """Close every stage without an awaited client; send the next ones their frames."""
+        """Close every stage without an awaited client, and send the next stage's frames."""
         effects: list[Effect] = []
         while self._step is not None and self._complete(self._step):
             effects += self._close()

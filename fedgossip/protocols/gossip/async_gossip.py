@@ -13,34 +13,34 @@
 
 AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), repeated at every peer i:
 
-    g  <-  gradient at x_i                      begun before, so that x_i may have changed since: stale
-    draw a neighbour j; at both at once         x_i, x_j  <-  (x_i + x_j) / 2
+    g  <-  gradient at x_i                      stale: x_i may have changed during its computation
+    draw a neighbour j; at both ends at once    x_i, x_j  <-  (x_i + x_j) / 2
     x_i  <-  x_i - eta g
 
 Works with any algorithm that has the model as its only slot.  Difference from the paper: each end applies a difference
 instead of the mean, on receipt of the message,
 
-    i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  keep h
+    i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  store h
     i  <-  Answer(h)  j                  x_i <- x_i - h
-    i  Settled  ->  j                    forget h
+    i  Settled  ->  j                    drop h
 
-so the sum of all x is kept to rounding, without locks and without the bipartite graph that the paper needs against
+so the sum of all x is kept to rounding, without locks, and without the bipartite graph that the paper needs against
 deadlock.
 
     Busy.  A peer with an offer in flight declines offers: if both of two crossing offers were accepted, the models
-    would be swapped.  Of two crossing offers the one with the lower sender id counts.  Offers are made at a seeded
-    moment during the next training: at its end peers of equal speed would all be busy.  A declined peer tries another
+    would be swapped.  Of two crossing offers the one with the lower sender id counts.  An offer is made at a seeded
+    moment during the next training: at its end all peers of equal speed would be busy.  A declined peer tries another
     neighbour, once.
 
     Loss.  Without a reply in time the peer sends `Query(number)`.  Each partner has at most one offer with an open
-    outcome; exchanges with the other partners go on.
+    outcome; exchanges with other partners continue.
 
-    Pace.  Training is one round ahead of exchanging, never two: where training takes no time the network sets the pace.
+    Pace.  Training is one round ahead of exchanging, never two: if training takes no time, the network sets the pace.
 
-    The end.  After its last round a peer makes the exchanges that are due; its goodbye queries the open offer.
+    The end.  After its last round a peer makes the due exchanges; its `Leaving` queries the open offer.
 
-A crash loses all changes since the last checkpoint, of training and of exchanges alike; an open exchange is settled
-from the checkpoints of both ends.
+A crash loses all changes since the last checkpoint, of training and of exchanges; an open exchange is settled from the
+checkpoints of both ends.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ class AsyncSettings(RunLimits):
     """Limits of one asynchronous run.  Times in nanoseconds."""
 
     exchanges: int = 1
-    """Exchanges that a peer begins per round of training; it takes part in about as many begun by others."""
+    """Number of exchanges that a peer begins per training round; it takes part in about the same number begun by
+    others.
+    """
     seed: int = 0
-    """Seed of the moments at which offers are made."""
+    """Seed of the times of offers."""
     answer_ns: int = 10_000_000_000
     """Maximum wait for an answer before a query, and between two queries."""
     first_answer_ns: int = 1_000_000_000
@@ -80,8 +82,8 @@ class AsyncSettings(RunLimits):
 class AsyncGossip(Lifecycle[State]):
     """One peer of an asynchronous run.  `schema`: the layout that its partners must share.
 
-    `resumed`: continue from this checkpoint; open offers are queried.  `incarnation` numbers a life that may have lost
-    its predecessors' state: its offer numbers differ from theirs.
+    `resumed`: continue from this checkpoint; open offers are queried.  `incarnation`: number of a restart that may have
+    lost earlier state: its offer numbers differ from those of earlier incarnations.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class AsyncGossip(Lifecycle[State]):
         incarnation: int = 0,
         parameters: int | None = None,
     ) -> None:
-        """`parameters`: number of elements of the model that are no running statistics; None: all."""
+        """`parameters`: number of elements of the model without running statistics; None: all."""
         assert algorithm.slots == (MODEL,), "what is exchanged is the model"
         least_ns = min(settings.least_answer_ns, settings.answer_ns)
         patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
@@ -119,7 +121,9 @@ class AsyncGossip(Lifecycle[State]):
         self.company.change(schedule.partners(self.node))  # type: ignore[attr-defined]
 
     def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        """A refused message leaves a mute partner mute; an accepted one may be the last before the final report."""
+        """Handle a message; a refused one leaves a mute partner mute, an accepted one may be the last before the final
+        report.
+        """
         mute = self.mute & {sender}
         self.mute -= mute
         try:
@@ -321,7 +325,9 @@ class AsyncGossip(Lifecycle[State]):
         return not self.pairing.due or self.hurried or self.company.deserted
 
     def leaving(self, to: NodeId) -> Leaving:
-        """No more offers are accepted; `missing`: our open offer; `done`: all our answers are settled."""
+        """Return the `Leaving`: no more offers are accepted; `missing`: this peer's open offer; `done`: all its answers
+        are settled.
+        """
         return Leaving(self.round, missing=self.ledger.open.get(to, -1), done=to not in self.ledger.answers)
 
     def open_with(self, node: NodeId) -> bool:
@@ -336,12 +342,12 @@ class AsyncGossip(Lifecycle[State]):
         return [Report("unsettled", value, self.round) for value in open_]
 
     def expected(self) -> Collection[NodeId]:
-        """Partners are drawn, so a connected one may never be drawn: only silence of a mute partner is a fault."""
+        """Return the mute partners only: partners are drawn, so a connected one may never be drawn."""
         return self.mute & set(self.company.partners)
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
-    """Return the checkpoint of a peer that adopts `model`, another peer's, after `round` rounds."""
+    """Return the checkpoint of a peer that adopts another peer's `model` after `round` rounds."""
     vectors, facts = Ledger().saved()
     return Learner(algorithm, model).checkpoint(round, vectors, {"count": 0, **facts, **FRESH})
 
@@ -351,32 +357,33 @@ def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> 
 #     at its sender      open -----------> answered or declined: closed          at most one per partner
 #                                                   | no reply in time: Query, repeated
 #         at its receiver    unseen ---> answered: the answer is kept until Settled, or a higher number is received
-#                          |  \---> declined: for ever
-#                          \ Query: declined, for ever: the offer itself may still be on the way
+#                          |  \---> declined, permanently
+#                          \ Query: declined, permanently: the offer itself may still be in transit
 #
-# A partner has at most one open offer, so the receiver keeps at most one answer per partner; the sender keeps a
+# A partner has at most one open offer, so the receiver stores at most one answer per partner; the sender stores a
 # number.
 
 
 LIFE = 1 << 20
-"""Distance between the numbers of a checkpoint and those of the life resumed from it: the last life had gone on."""
+"""Added to a checkpoint's offer numbers at a restart: the last incarnation may have used more numbers than it stored.
+"""
 
 
 class Ledger:
-    """One peer's accounts with all partners.  `life` numbers a life that may have lost its predecessors' state."""
+    """One peer's accounts with all partners.  `life`: number of a restart that may have lost earlier state."""
 
     def __init__(self, life: int = 0) -> None:
         self.life = life
         self.last: dict[NodeId, int] = {}
-        """The newest number of our offers to each partner."""
+        """The newest number of this peer's offers to each partner."""
         self.open: dict[NodeId, int] = {}
-        """Our offers with an unknown outcome."""
+        """This peer's offers with an unknown outcome."""
         self.seen: dict[NodeId, int] = {}
-        """The newest number of each partner's offers that was answered or declined."""
+        """The newest answered or declined number of each partner's offers."""
         self.answers: dict[NodeId, Answer] = {}
-        """Answers sent, and not settled."""
+        """Sent answers that are not settled."""
 
-    # --- offers of ours -------------------------------------------------------------------------------------------
+    # --- this peer's offers ---------------------------------------------------------------------------------------
 
     def offer(self, to: NodeId) -> int:
         """Open an account; return its number."""
@@ -389,13 +396,13 @@ class Ledger:
         return 0 <= number <= self.last.get(to, -1)
 
     def close(self, to: NodeId, number: int) -> bool:
-        """Close the account; return False where it is not open."""
+        """Close the account; return False if it is not open."""
         if self.open.get(to) != number:
             return False
         del self.open[to]
         return True
 
-    # --- offers of theirs -----------------------------------------------------------------------------------------
+    # --- the partners' offers -------------------------------------------------------------------------------------
 
     def repeated(self, sender: NodeId, number: int, round: int) -> Answer | Decline | None:
         """Return the previous reply to this offer; None for a new one."""
@@ -426,7 +433,7 @@ class Ledger:
             del self.answers[sender]
 
     def reborn(self, partner: NodeId) -> None:
-        """Reset a partner in a new life: its numbers may begin again; an answer that it may query is kept."""
+        """Reset a restarted partner: its numbers may begin again; an answer that it may query is kept."""
         self.seen.pop(partner, None)
 
     # --- for a new life of this peer ------------------------------------------------------------------------------

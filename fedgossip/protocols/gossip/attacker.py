@@ -1,10 +1,10 @@
-"""A Byzantine peer: wraps an honest machine and replaces the models that it sends by those of an attack.
+"""A Byzantine peer: wraps an honest machine and replaces its sent models by those of an attack.
 
-    inner machine sends its model of round r          held, until the models of r of all honest neighbours are here
-    last of them received, or inner machine goes on   each held message is sent, with the attack's model in it
+    inner machine sends its model of round r          held until all honest neighbours' models of r arrive
+    last of them received, or inner round ends        each held message is sent with the attack's model
 
-A rushing attacker: it sends after it has all honest models of the round, or when its own machine ends the round.
-Accounts and goodbyes are honest; its models depend only on received ones, so the bits are those of stacked arrays.
+A rushing attacker: it sends once it has all honest models of the round, or when its machine ends the round.  Accounts
+and `Leaving` messages are honest; its models depend only on received ones, so the bits are those of stacked arrays.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ROUNDS_KEPT = 16
 
 
 class Attacker:
-    """Wrap `machine`, which is peer `node`; `attackers`: all attackers, itself included.
+    """Wrap `machine`, peer `node`; `attackers`: all attackers, including this one.
 
-    Stores at most ROUNDS_KEPT rounds of received and of forged models; held messages are of one round.
+    Stores at most ROUNDS_KEPT rounds of received and of forged models; held messages belong to one round.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Synchronous rounds: a peer sends its own vectors, and the round ends when the awaited ones are received.
+"""Synchronous rounds: a peer sends its vectors, and the round ends when the awaited ones have arrived.
 
-A round ends in one of three ways: all vectors that can still arrive are here; the deadline expires, and the missing
+A round ends in one of three ways: all vectors that can still arrive have arrived; the deadline expires, and the missing
 partners count as absent until their next message; or no partner takes part, and the round has taken its usual time.
-What a round awaits and how it mixes is each machine's: `sync_gossip`, `relay_gossip`, `private_gossip`.
+Each machine defines the awaited vectors and the mixing: `sync_gossip`, `relay_gossip`, `private_gossip`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedgossip.protocols.gossip.partner_set import Deadline
 class RoundClock:
     """The waits of one peer's rounds; times in nanoseconds.
 
-    The deadline follows rounds with a received vector, from their beginning to the last arrival, except those cut
-    short.
+    The deadline follows rounds with a received vector, from their beginning to the last arrival; rounds cut short do
+    not count.
     """
 
     def __init__(self, deadline_ns: int, least_ns: int, ask_ns: int) -> None:
@@ -35,11 +35,11 @@ class RoundClock:
         self.heard_ns = 0  # when the last vector of the open round was received, or our own was sent
 
     def note_arrival(self, now_ns: int) -> None:
-        """Record an arrival; vectors received before our own was sent were in time."""
+        """Record an arrival; vectors received before this peer had sent its own were in time."""
         self.heard_ns = now_ns
 
     def note_round(self, began_ns: int) -> None:
-        """Record the duration of a round in which at least one vector was received."""
+        """Record the duration of a round with at least one received vector."""
         self.deadline.record(max(0, self.heard_ns - began_ns))
 
     def patience_ns(self, times: int) -> int:
@@ -57,7 +57,7 @@ class SyncSettings(RunLimits):
     """Limits of one synchronous run.  Times in nanoseconds."""
 
     deadline_ns: int = 30_000_000_000
-    """Maximum wait for the neighbours' models after sending one's own; above the slowest peer's training time."""
+    """Maximum wait for the neighbours' models after sending one's model; above the slowest peer's training time."""
     least_deadline_ns: int = 5_000_000_000
     """Minimum deadline: it follows the measured rounds between this and `deadline_ns`; equal: it is constant."""
     ask_ns: int = AGAIN_NS
@@ -78,7 +78,7 @@ class AwaitedRound(Lifecycle[State]):
         self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
         super().__init__(node, schedule.partners(node), learner, self.clock.deadline, settings, resumed)
 
-    # --- what each machine defines of its rounds ----------------------------------------------------------------------
+    # --- the machines' definitions of a round -------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -87,7 +87,7 @@ class AwaitedRound(Lifecycle[State]):
 
     @abstractmethod
     def gone_on(self, node: NodeId) -> bool:
-        """Whether `node` has gone on to a later round, so that it sends nothing more of the open one."""
+        """Whether `node` has advanced to a later round, so that it sends nothing more of the open one."""
 
     @abstractmethod
     def end_round(self, now_ns: int) -> list[Effect]:
@@ -139,7 +139,9 @@ class AwaitedRound(Lifecycle[State]):
 
 
 class RoundWithoutAccounts(AwaitedRound[State]):
-    """A machine with nothing to settle between two peers before the goodbye: every wait at the end is for a goodbye."""
+    """A machine without accounts between peers to settle before the `Leaving`: at the end it only waits for `Leaving`
+    messages.
+    """
 
     def may_leave(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""All edges of one peer of synchronous gossip, and its own models that partners may still request."""
+"""All edges of one peer of synchronous gossip, and those of its models that partners may still request."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from fedgossip.core.messages import Account, Model
 
 # The account of one edge of synchronous gossip: in every round both ends mix each other's model, or neither does.
 #
-# A mixing keeps the mean because i takes of j as much as j takes of i.  Where a message is late or lost, one end may
-# have
-# mixed and the other not.  Without losses no extra message is sent: every model carries two numbers of its edge,
+# A mixing keeps the mean because i takes as much from j as j takes from i.  If a message is late or lost, one end may
+# have mixed and the other not.  Without losses no extra message is sent: every model has two numbers of its edge,
 #
-# used      the last round in which the sender mixed a model of the receiver
-# missing   the round that the sender had to mix without one, and which is not settled yet
+# used      the last round for which the sender mixed a model of the receiver
+# missing   the round that the sender had to mix without one, if it is not settled
 #
-# i mixed round s without j's model, and had sent its own: it may have been mixed at j.   i: open(s)
+# i mixed round s without j's model, and had sent its own: j may have mixed it.   i: open(s)
 # from now on i sends missing = s, and neither end mixes over this edge until it is settled:
 #   j sends used = s:                     j has mixed.  i adds w (x_j - x_i), both of round s, once it has x_j;
-#                                         j sends it again while i misses it
+#                                         j sends it again while i lacks it
 #   j sends used < s, in a later round:   j has not.  The edge did not count in round s
 #   j leaves with used < s:               neither will it
 #
@@ -31,13 +30,12 @@ from fedgossip.core.messages import Account, Model
 # round per edge is open, so memory is bounded.
 #
 # Source: none; the idea of compensating lost mass is that of running-sum ratio consensus (Hadjicostis, Vaidya and
-# Dominguez-Garcia 2016), turned around: there every edge keeps sums for ever, here only one that has lost a message
-# does.
+# Dominguez-Garcia 2016), reversed: there every edge keeps sums permanently, here only an edge that has lost a message.
 
 
 @dataclass(slots=True)
 class Open:
-    """Round `round` was mixed without the partner's model, which may have mixed ours."""
+    """Round `round` was mixed without the partner's model; the partner may have mixed this peer's."""
 
     round: int
     weight: float
@@ -52,15 +50,15 @@ class Edge:
 
     used: int = -1
     offered: int = -1
-    """The last round in which our model was sent while nothing was open: the partner may mix it."""
+    """The last round whose model was sent to the partner while nothing was open: the partner may mix it."""
     confirmed: bool = True
-    """Whether the partner has certainly received our model of round `used`: until then it may request it."""
+    """Whether the partner has certainly received this peer's model of round `used`: until then it may request it."""
     open: Open | None = None
     helped: tuple[int, int, int] = (-1, 0, 0)
-    """(round, number of times, time in nanoseconds) of our model sent again to the partner."""
+    """(round, number of times, time in nanoseconds) of this peer's model sent to the partner again."""
 
     def may_help(self, round: int, now_ns: int, again_ns: int) -> bool:
-        """Return whether to send our model of `round` again now: at once, then after doubling waits; count it if so."""
+        """Return whether to send the model of `round` again now: at once, then after doubling waits; count it if so."""
         of, times, at_ns = self.helped
         if of != round:
             times = 0
@@ -74,17 +72,19 @@ class Edge:
         return -1 if self.open is None else self.open.round
 
     def offer(self, round: int) -> None:
-        """Note that our model of `round` is sent with this account."""
+        """Record that the model of `round` is sent with this account."""
         if self.open is None:
             self.offered = round
 
     def missed(self, round: int, weight: float, own: tuple[Vector, ...]) -> None:
-        """Note that `round` is mixed without the partner's model; the partner may have mixed ours if we offered it."""
+        """Record that `round` is mixed without the partner's model; the partner may have mixed this peer's if it was
+        offered.
+        """
         if self.offered == round:
             self.open = Open(round, weight, own)
 
     def update(self, round: int, used: int, missing: int) -> None:
-        """Update the edge by the account that the partner sent in its `round`."""
+        """Update the edge from the account that the partner sent in its `round`."""
         if self.open is not None:
             if used == self.open.round:
                 self.open.counted = True
@@ -94,19 +94,19 @@ class Edge:
             self.confirmed = True
 
     def parted(self, rounds: int) -> None:
-        """Close the edge after the partner's last round `rounds`: all it has mixed is reported."""
+        """Close the edge after the partner's last round `rounds`: it has reported all mixed rounds."""
         if self.offered >= rounds:
             self.offered = -1
         if self.open is not None and not self.open.counted:
             self.open = None
 
     def late(self, model: Model) -> None:
-        """Take a model of a past round: it may be the missing one."""
+        """Record a model of a past round: it may be the missing one."""
         if self.open and model.round == self.open.round and self.open.theirs is None:
             self.open.theirs = model.vectors
 
     def repair(self) -> Open | None:
-        """Return the correction to apply now, and close it; None where there is none, or a model is still missing."""
+        """Return the correction to apply now, and close it; None if nothing is open, or a model is still missing."""
         if self.open is None or not self.open.counted or self.open.theirs is None:
             return None
         repaired, self.open = self.open, None
@@ -118,14 +118,14 @@ class Edge:
 
 
 KEPT_ROUNDS = 8
-"""Maximum number of our own past models kept for requests; without losses one is kept."""
+"""Maximum number of this peer's past models stored for requests; without losses one is stored."""
 
 
 class EdgeLedger:
-    """The accounts of all edges, `edges`, and the messages that carry them.
+    """The accounts of all edges, `edges`, and the messages that contain them.
 
     A model of a past round is in `sent` only if a partner may still request it, at most KEPT_ROUNDS of them; `views`
-    has the graph under which each was first sent.
+    has the graph of each round's first sending.
     """
 
     def __init__(self, schema: str) -> None:
@@ -146,7 +146,7 @@ class EdgeLedger:
     # --- a round --------------------------------------------------------------------------------------------------
 
     def opens(self, round: int, view: str) -> bool:
-        """Open a round under the name `view`; return whether the set of participants has changed since the last one."""
+        """Open a round with the graph `view`; return whether the set of participants has changed since the last one."""
         others = self.among is not None and self.among != view
         if others:
             self.since = round
@@ -168,7 +168,7 @@ class EdgeLedger:
         return sends
 
     def counted(self, round: int, nodes: Iterable[NodeId], here: Mapping[NodeId, Any]) -> list[NodeId]:
-        """Return those of `nodes` with an edge that both ends have announced, for the same graph (theirs: `here`)."""
+        """Return those of `nodes` whose edge both ends announced for the same graph (`here`: their models)."""
         view, counted = self.views[round], list[NodeId]()
         for node in nodes:
             edge, model = self.edges.get(node) or self.edge(node), here[node]
@@ -183,14 +183,14 @@ class EdgeLedger:
         return counted
 
     def closes(self, round: int, vectors: Vectors) -> None:
-        """Close a mixed round: keep the sent vectors as long as a partner may request them."""
+        """Close a mixed round: store the sent vectors as long as a partner may request them."""
         self.sent[round] = vectors
         self.forget(round)
 
     # --- accounts of partners -----------------------------------------------------------------------------------------
 
     def update(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
-        """Update the edge by the account that the partner sent in its `round`; return the edge."""
+        """Update the edge from the account that the partner sent in its `round`; return the edge."""
         edge = self.edges.get(node) or self.edge(node)
         waited = not edge.confirmed
         edge.update(round, used, missing)
@@ -209,7 +209,9 @@ class EdgeLedger:
         return Account(round, edge.used, edge.missing, asks)
 
     def help(self, node: NodeId, missing: int, round: int, now_ns: int, again_ns: int) -> list[Effect]:
-        """Return the reply to a partner that mixed `missing` without us: our account, and our model if we mixed."""
+        """Return the reply to a partner that mixed `missing` without this peer: the account, and the model if this peer
+        mixed.
+        """
         edge = self.edge(node)
         if edge.used > missing or (edge.used == missing and edge.confirmed):  # an overtaken, older message
             return []
@@ -228,9 +230,9 @@ class EdgeLedger:
     def repeat(
         self, node: NodeId, asked: int, round: int, outgoing: Vectors, now_ns: int, again_ns: int
     ) -> list[Effect]:
-        """Return the reply to a partner that waits for our model of round `asked`.
+        """Return the reply to a partner that waits for this peer's model of round `asked`.
 
-        `outgoing`: what was sent in our `round`; empty before that.
+        `outgoing`: the vectors sent in this peer's `round`; empty before that.
         """
         edge = self.edge(node)
         ours = self.sent.get(asked)
@@ -252,9 +254,9 @@ class EdgeLedger:
         return self.edge(node).repair()
 
     def reborn(self, node: NodeId, *, asked: bool) -> bool:
-        """Reset the edge of a partner in a new life; return whether its last life left something open.
+        """Reset the edge of a restarted partner; return whether its last incarnation left something open.
 
-        `asked`: our model of the open round was sent.
+        `asked`: this peer's model of the open round was sent.
         """
         before = self.edge(node)
         if not before.confirmed:
@@ -263,7 +265,7 @@ class EdgeLedger:
         return asked or not before.settled
 
     def forget(self, round: int) -> None:
-        """Drop our own models of rounds that no partner can request; our current round is `round`."""
+        """Drop this peer's models of rounds that no partner can request; its current round is `round`."""
         for old in sorted(self.sent) if len(self.sent) > 1 or round not in self._asking else ():
             if old not in self._asking or len(self.sent) > KEPT_ROUNDS:
                 del self.sent[old]
@@ -274,7 +276,9 @@ class EdgeLedger:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def unsettled(self, silent: Collection[NodeId]) -> Sequence[tuple[NodeId, int]]:
-        """Return each partner with an open round, and the round; of the `silent`, also rounds that they may request."""
+        """Return each partner with an open round, and the round; for `silent` partners also rounds that they may
+        request.
+        """
         return [
             (node, edge.missing if edge.open else edge.used)
             for node, edge in sorted(self.edges.items())

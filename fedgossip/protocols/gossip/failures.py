@@ -1,5 +1,5 @@
-"""Why a machine ends early, which the driver raises when all records are written, or refuses a message, which is an
-effect.
+"""Causes of a machine's early end, which the driver raises when all records are written; and of refused messages, which
+are effects.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def no_coordinator() -> Failure:
 
 
 def deserted(round: int) -> Failure:
-    """Return the failure of a client without a message of its coordinator for too long."""
+    """Return the failure of a client that received no message from its coordinator for too long."""
     text = f"no message of the coordinator for too long, after round {round}"
     return Failure("network", text, "Is it running?  Go on with --resume when it is.")
 
 
 def superseded(node: NodeId) -> Failure:
-    """Return the failure of a member with a key that a later process uses too."""
+    """Return the failure of a member whose key a later process uses too."""
     text = f"another process runs as peer {node}, with its key, and began later"
     return Failure("peer", text, "Stop one of the two; give each peer an id and a key of its own.")
 
@@ -57,12 +57,12 @@ def too_few(round: int, facts: Mapping[str, object]) -> Failure:
 
 
 def used_up(error: BudgetError) -> Failure:
-    """Return the failure of a participant with too small a budget for the next release."""
+    """Return the failure of a participant whose budget is too small for the next release."""
     return Failure("budget", str(error), error.advice)
 
 
 def refused_by(error: ProtocolError, round: int) -> Refused:
-    """Return the effect for a message that a machine has refused with `error`: its state is unchanged."""
+    """Return the effect for a message refused with `error`: the machine's state is unchanged."""
     return Refused(error.peer, "refused", str(error), round, error.advice)
 
 

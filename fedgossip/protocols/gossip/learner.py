@@ -1,7 +1,7 @@
-"""The algorithm's state at one peer: the only mathematics that a gossip machine holds, and the check of received
+"""The algorithm's state at one peer, which is the only mathematics in a gossip machine; and the check of received
 vectors.
 
-    closed --trained(update): what goes out--> open --mixed(the sums)--> closed
+    closed --trained(update): outgoing vectors--> open --mixed(the sums)--> closed
                                                        --abandoned--> closed, as before
                       corrected: at once when closed, after the mixing when open
 
@@ -27,7 +27,7 @@ PREFIX = "state/"
 
 
 class Learner(Generic[State]):
-    """One peer's state, in a later life that of the checkpoint `resumed`.
+    """One peer's state; after a restart that of the checkpoint `resumed`.
 
     `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order of arrival;
     none while a round is open, as exactly the sent vectors are mixed.
@@ -48,22 +48,22 @@ class Learner(Generic[State]):
 
     @property
     def model(self) -> Vector:
-        """[d], to train from and to evaluate."""
+        """The model [d], to train from and to evaluate."""
         return self.algorithm.model(self.state)
 
     def begin_training(self) -> Vector:
-        """Return the model, [d], for a training that begins now."""
+        """Return the model [d] for a training that begins now."""
         self.lent, self.given = self.changes, self.model
         return self.given
 
     @property
     def seen(self) -> Vector:
-        """[d], the model before the mixing of the outgoing vectors: for the records."""
+        """The model [d] before the mixing of the outgoing vectors, for the records."""
         return self.algorithm.seen(self.begun, self.outgoing)
 
     @property
     def unmixed(self) -> Vector:
-        """[d], the model after an open round of which nothing arrives: with the own outgoing vectors."""
+        """The model [d] after an open round without arrivals: from the peer's outgoing vectors."""
         return self.algorithm.model(self.algorithm.mixed(self.begun, self.outgoing))
 
     def trained(self, update: Vector | None, step: Step) -> Vectors:
@@ -92,7 +92,7 @@ class Learner(Generic[State]):
         self.corrections.clear()
 
     def corrected(self, differences: Vectors) -> None:
-        """Apply a late difference, one vector per slot; keep it until the mixing where a round is open."""
+        """Apply a late difference, one vector per slot; if a round is open, store it until the mixing."""
         self.changes += 1
         if self.outgoing:
             self.corrections.append(differences)
@@ -105,7 +105,7 @@ class Learner(Generic[State]):
         self.state = self.algorithm.rejoined(self.state, self.model)
 
     def checkpoint(self, round: int, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> Checkpoint:
-        """Return the checkpoint after `round` rounds: the state, and the machine's own entries."""
+        """Return the checkpoint after `round` rounds: the state, and the machine's entries."""
         arrays, numbers = saved(self.state)
         named = {PREFIX + name: one for name, one in arrays.items()}
         if vectors:
@@ -123,7 +123,7 @@ def _of_the_state(held: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class VectorCheck:
-    """`count` vectors [length] of type `kind`, as `node` sends them; `schema` is the hash of a vector's layout."""
+    """`count` vectors [length] of type `kind`, as sent by `node`; `schema` is the hash of a vector's layout."""
 
     node: NodeId
     schema: str
@@ -132,7 +132,7 @@ class VectorCheck:
     count: int = 1
 
     def check(self, sender: NodeId, message: ModelCarrier) -> None:
-        """Raise ProtocolError where the message's vectors have another layout."""
+        """Raise ProtocolError if the message's vectors have another layout."""
         vectors, shape = message.vectors, (self.length,)
         ours = message.schema == self.schema and len(vectors) == self.count
         for vector in vectors:
@@ -147,7 +147,7 @@ class VectorCheck:
             )
 
     def check_values(self, sender: NodeId, message: ModelCarrier) -> None:
-        """Raise ProtocolError for values that would destroy our model."""
+        """Raise ProtocolError for values that would destroy the local model."""
         for vector in message.vectors:
             if summable(vector):
                 continue

@@ -8,19 +8,19 @@
     leaving    Leaving PeerGone Stopping          finished
     leaving    drain hung                         finished
 
-The machines' tables continue from "training"; an event without effect on the phase is in none.  "end" is "closing", or
-"leaving" where nothing must be settled before the goodbye, or "finished" where no partner must be waited for either.
+The machines' tables continue from "training"; events without effect on the phase are in none.  "end" is "closing";
+"leaving" if nothing must be settled before the `Leaving`; or "finished" if there is also no partner to wait for.
 
-The beginning: a peer waits for all partners that are not gone; at the start timer it begins with the connected ones.
-Without any it ends in its first life (`nobody_came`): training alone would be a surprise, not gossip.  While it waits
+The beginning: a peer waits for all partners except lost ones; at the start timer it begins with the connected ones.
+Without any, a first incarnation ends (`nobody_came`): training alone would be a surprise, not gossip.  While it waits
 it reports the missing partners (`awaits`).
 
-The end: a peer settles its accounts ("closing"), then sends goodbyes, also on new links, until it waits for no partner
-("leaving"): at most `drain_ns`, and for silent ones a few goodbyes.  A stopped peer stays at most `hurry_ns`, for open
-accounts alone.
+The end: a peer settles its accounts ("closing"), then sends `Leaving` messages, also on new links, until it waits for
+no partner ("leaving"): for at most `drain_ns`, and to silent partners a few times.  A stopped peer stays at most
+`hurry_ns`, for open accounts alone.
 
-At the end it reports the neighbours that never sent it a model that they should have (`never_exchanged`), and whether
-it has trained alone (`learned_alone`).
+At the end it reports the neighbours that never sent a due model (`never_exchanged`), and whether it has trained alone
+(`learned_alone`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 
 AGAIN_NS = 250_000_000
 AGAIN_TIMES = 20
-"""Number of unanswered goodbyes after which a partner counts as hung."""
+"""Number of unanswered `Leaving` messages after which a partner counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,22 @@ class RunLimits:
 
     rounds: int
     start_ns: int = 300_000_000_000
-    """Maximum wait for all links at the start; people start peers on several machines by hand."""
+    """Maximum wait for all links at the start; people may start peers on several machines by hand."""
     drain_ns: int = 30_000_000_000
     """Maximum stay after the last round for open accounts, and for partners that are not done."""
     hurry_ns: int = 1_000_000_000
     """Maximum stay for open accounts when the user stops the run."""
     again_ns: int = AGAIN_NS
-    """Interval between goodbyes."""
+    """Interval between `Leaving` messages."""
 
     @property
     def endless(self) -> bool:
-        """Whether the number of rounds is unlimited: the peer trains on when all others have left."""
+        """Whether the number of rounds is unlimited: the peer continues to train when all others have left."""
         return self.rounds >= MOST
 
 
 class Lifecycle(ABC, Generic[State]):
-    """One peer of a run.  `eager`: a later life, which goes on with the connected partners.
+    """One peer of a run.  `eager`: a restarted peer, which continues with the connected partners.
 
     From `closing` and `leaving` only "finished" follows, and neither trains.  Each abstract method is implemented once,
     and no other is overridden.
@@ -118,7 +118,7 @@ class Lifecycle(ABC, Generic[State]):
         self.hurried = False
         self.patient = True  # whether to wait also for partners that have not answered lately
 
-    # --- what a machine adds --------------------------------------------------------------------------------------
+    # --- a machine's additions ------------------------------------------------------------------------------------
 
     @abstractmethod
     def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
@@ -130,7 +130,7 @@ class Lifecycle(ABC, Generic[State]):
 
     @abstractmethod
     def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
-        """Handle a timer of the machine's own; a stale one has no effect."""
+        """Handle one of the machine's timers; a stale one has no effect."""
 
     @abstractmethod
     def rostered(self, schedule: object) -> None:
@@ -138,35 +138,35 @@ class Lifecycle(ABC, Generic[State]):
 
     @abstractmethod
     def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:
-        """Handle a new link to `node`; `reborn`: to another life, which resumed from the last one's checkpoint."""
+        """Handle a new link to `node`; `reborn`: it restarted, from the last incarnation's checkpoint."""
 
     @abstractmethod
     def changed(self, now_ns: int) -> list[Effect]:
-        """Handle a partner that is gone, has left or is back: go on if the peer waited for that."""
+        """Handle a partner that is gone, has left or has returned: continue if the peer waited for that."""
 
     @abstractmethod
     def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
-        """Handle the goodbye of `sender`, which begins no further round, with its accounts."""
+        """Handle the `Leaving` of `sender`, which begins no further round, with its accounts."""
 
     @abstractmethod
     def close(self) -> list[Effect]:
-        """Close the last round: add what is here to the model, and request what is open."""
+        """Close the last round: add the received vectors to the model, and request open ones."""
 
     @abstractmethod
     def may_leave(self) -> bool:
-        """Return whether everything that must precede the goodbye is settled."""
+        """Return whether everything that must precede the `Leaving` is settled."""
 
     @abstractmethod
     def leaving(self, to: NodeId) -> Leaving:
-        """Return the goodbye to `to`, with our account of it; `done`: we need nothing more of it."""
+        """Return the `Leaving` to `to`, with this peer's account; `done`: this peer needs nothing more from it."""
 
     @abstractmethod
     def open_with(self, node: NodeId) -> bool:
-        """Return whether an account is open that a message of `node` can settle."""
+        """Return whether an account is open that a message from `node` can settle."""
 
     @abstractmethod
     def done_with(self, node: NodeId) -> bool:
-        """Return whether no account is open, and `node` needs nothing more of us."""
+        """Return whether no account is open and `node` needs nothing more from this peer."""
 
     def misplaced(self, sender: NodeId, message: Message, run: str) -> ProtocolError:
         """Return the refusal of a message of another kind of run."""
@@ -178,7 +178,7 @@ class Lifecycle(ABC, Generic[State]):
 
     @abstractmethod
     def unsettled(self) -> list[Effect]:
-        """Return the final effects for accounts that are still open."""
+        """Return the final effects for accounts that remain open."""
 
     @abstractmethod
     def expected(self) -> Collection[NodeId]:
@@ -230,7 +230,7 @@ class Lifecycle(ABC, Generic[State]):
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
 
     def _answer(self, sender: NodeId, goodbye: Leaving) -> list[Effect]:
-        """Reply at once that nothing is open, unless the partner has received that."""
+        """Reply at once that nothing is open, unless the partner has already received that."""
         known = sender in self.company.told and goodbye.done
         if self.phase != "leaving" or known or not self.leaving(sender).done:
             return []
@@ -303,7 +303,7 @@ class Lifecycle(ABC, Generic[State]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def end_with_the_others(self) -> list[Effect]:
-        """End as no partner is left to train with."""
+        """End, because no partner is left to train with."""
         effects: list[Effect] = []
         if self.round < self.settings.rounds:
             effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
@@ -388,11 +388,13 @@ class Lifecycle(ABC, Generic[State]):
 
 
 FRESH = {"uncarried": "all"}
-"""Facts of a checkpoint without a history of exchanges; it starts from a model of others."""
+"""Facts of a checkpoint without a history of exchanges, made from another peer's model."""
 
 
 class Carried:
-    """One peer's record.  `resumed`: checkpoint of the last life; neighbours not named in it have exchanged."""
+    """One peer's record of exchanges.  `resumed`: checkpoint of the last incarnation; neighbours outside it have
+    exchanged.
+    """
 
     def __init__(self, resumed: Checkpoint | None = None) -> None:
         facts: Any = resumed.facts if resumed else FRESH
@@ -415,18 +417,18 @@ class Carried:
         self._lacking -= self._came
 
     def mark_mixed(self, *nodes: NodeId) -> None:
-        """Record that models of these nodes are mixed into ours."""
+        """Record models of these nodes that arrived but could not be used."""
         if nodes:
             self._alone, self._any = False, True
             self._came.update(nodes)
             self._lacking.difference_update(nodes)
 
     def saved(self) -> dict[str, object]:
-        """Return the facts for a checkpoint; none where nothing is lacking."""
+        """Return the facts for a checkpoint; {} if no exchange is missing."""
         return {"uncarried": sorted(self._lacking), "alone": self._alone} if self._lacking or self._alone else {}
 
     def report(self, round: int, among: Collection[NodeId]) -> list[Report]:
-        """Return the final reports; `among` are the nodes that should have sent a model."""
+        """Return the final reports; `among`: the nodes that should have sent a model."""
         never = sorted(self._lacking & set(among))
         reports = [Report("never_exchanged", never, round)] if never else []
         return [*reports, Report("learned_alone", None, round)] if self._alone else reports

@@ -1,4 +1,4 @@
-"""Received models until their round is mixed, the round in exchange, and the graph of each round from a peer's view."""
+"""Received models until their round is mixed, the round in exchange, and each round's graph as seen by one peer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ It may be half of a partitioned network; a single message may be forged.
 
 
 class Mailbox:
-    """One peer's mailbox.  `leads`: rounds that each neighbour can be ahead.
+    """One peer's mailbox.  `leads`: number of rounds that each neighbour can be ahead.
 
-    Per neighbour it holds the models of the current round, of `leads` after it, and one more, whatever is sent in
-    whatever order.
+    Per neighbour it stores the models of the current round, of `leads` after it, and one more, for any messages in any
+    order.
     """
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
         self.of: dict[int, dict[NodeId, Model | RelaySum]] = {}
-        """Received models by round and sender; rounds without any have no entry."""
+        """Received models by round and sender; rounds without models have no entry."""
         self.newest: dict[NodeId, int] = {}
         """The latest round seen in each neighbour's messages."""
         self._far: dict[NodeId, set[int]] = {}  # each neighbour's announced rounds far ahead
@@ -48,7 +48,7 @@ class Mailbox:
         return sorted(round for round, here in self.of.items() if node in here)
 
     def keep(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
-        """Keep a model of round `current` or later; return False for a duplicate."""
+        """Store a model of round `current` or later; return False for a duplicate."""
         round = model.round
         here = self.of.get(round)
         if here is None:
@@ -78,7 +78,7 @@ class Mailbox:
             del self.of[old]
 
     def reborn(self, node: NodeId, current: int | None) -> None:
-        """Drop everything of an earlier life but its model of round `current`."""
+        """Drop everything of a partner's earlier incarnation except its model of round `current`."""
         self.newest.pop(node, None)
         for round in self.rounds(node):
             if round != current:
@@ -88,7 +88,7 @@ class Mailbox:
         self.of.clear()
 
     def unbelieved(self, listening: Collection[NodeId], current: int) -> list[tuple[NodeId, int]]:
-        """Drop and return far-ahead rounds of a single one of the `listening`, unless it has repeated them."""
+        """Drop and return far-ahead rounds reported by only one of the `listening`, unless it has repeated them."""
         newest = {j: max(self.rounds(j), default=current) for j in listening}
         believed = sorted(newest.values())[-2] if len(newest) > 1 else max(newest.values(), default=current)
         alone = [
@@ -113,7 +113,7 @@ class Mailbox:
 
 @dataclass(slots=True)
 class Sources:
-    """The peers that send to us in a round: `all`, and `missing`, those of them without a received vector."""
+    """The senders to this peer in a round: `all`, and `missing`, those without a received vector."""
 
     all: frozenset[NodeId] = frozenset()
     missing: set[NodeId] = field(default_factory=set)
@@ -125,7 +125,7 @@ class Sources:
 
     @property
     def alone(self) -> bool:
-        """Whether no source has sent; the round then takes its usual time, or this peer would run away."""
+        """Whether no source has sent; the round then takes its usual time, or this peer would run far ahead."""
         return bool(self.missing) and self.missing == self.all
 
 
@@ -133,7 +133,7 @@ class Sources:
 class OwnWeights:
     """One node's part of a mixing: `row` has the weight of each source, ids ascending; `targets` are its receivers.
 
-    `others`: those of the row but itself; `one_way`: those of them that do not receive from it.
+    `others`: the row's other nodes; `one_way`: those of them that do not receive from it.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class OwnWeights:
     others: frozenset[NodeId] = frozenset()
     one_way: frozenset[NodeId] = frozenset()
     met: frozenset[NodeId] = frozenset()
-    """All of the row but itself, and all targets."""
+    """All other nodes of the row, and all targets."""
 
     @classmethod
     def of(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
@@ -152,9 +152,9 @@ class OwnWeights:
 
 @dataclass(slots=True)
 class ExchangedRound:
-    """A round as its vectors were sent: later changes of the roster do not affect it.
+    """A round at the time when its vectors were sent: later changes of the roster do not affect it.
 
-    `sources` are those of `row` but ourselves; with our own their weights sum to one.
+    `sources` are the other nodes of `row`; with this peer's weight their weights sum to one.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -163,16 +163,16 @@ class ExchangedRound:
 
     @classmethod
     def of(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
-        """Return the round of a node with these weights; the models of the nodes `here` are received already."""
+        """Return the round of a node with these weights; the models of the nodes `here` have already arrived."""
         return cls(own.row, own.one_way, Sources(own.others, set(own.others).difference(here)))
 
 
 LEAD_ROUNDS = 16
-"""Number of rounds ahead for which a partner's models are kept where the graph never repeats."""
+"""Number of rounds ahead for which a partner's models are stored if the graph never repeats."""
 
 
 class RoundWeights(Protocol):
-    """One round's mixing, from one peer's view."""
+    """One round's mixing, as seen by one peer."""
 
     def row(self, node: NodeId) -> dict[NodeId, float]: ...
     def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
@@ -181,7 +181,7 @@ class RoundWeights(Protocol):
 class MixingSchedule(Protocol):
     """The mixing of each round; the graph of round r is a pure function of r.  `period` 0: it never repeats.
 
-    Where the roster can change, `view(round)` names the participants of a round.
+    If the roster can change, `view(round)` identifies the participants of a round.
     """
 
     @property
@@ -191,10 +191,10 @@ class MixingSchedule(Protocol):
 
 
 def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
-    """Return how many rounds each partner can be ahead of `node` while no peer misses a deadline.
+    """Return the number of rounds that each partner can be ahead of `node` while no peer misses a deadline.
 
-    A peer needs its sources' models of every round, so it leads by at most the links on the path from us to it; a link
-    of a schedule may be used once in a `period`.
+    A peer needs its sources' models of every round, so its lead is at most the number of links on the path from `node`
+    to it; a link of a schedule may be used once in a `period`.
     """
     if not schedule.period:
         return dict.fromkeys(partners, LEAD_ROUNDS)
@@ -209,7 +209,7 @@ def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId])
 
 
 def given_up(schedule: MixingSchedule, node: NodeId, until: int, needed: NodeId, round: int) -> bool:
-    """Whether `node`, which is in round `until`, has gone on from `round` without the model of `needed`."""
+    """Whether `node`, now in round `until`, has advanced from `round` without the model of `needed`."""
     last = min(until, round + (schedule.period or LEAD_ROUNDS))
     return any(node in schedule.mixing(r).targets(needed) for r in range(round, last))
 
@@ -220,6 +220,6 @@ def is_constant(schedule: MixingSchedule) -> bool:
 
 
 def view_of(schedule: MixingSchedule, round: int) -> str:
-    """Return the name of the set of participants of `round`; empty for a fixed roster."""
+    """Return the identifier of the set of participants of `round`; "" for a fixed roster."""
     view = getattr(schedule, "view", None)
     return str(view(round)) if view else ""

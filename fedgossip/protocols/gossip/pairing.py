@@ -2,11 +2,12 @@
 
 The partner is a function of the seed, the peer, a count, and measured times:
 
-    uniform     any neighbour, with equal chances: the model in which the rates of gossip are known (Boyd et al. 2006)
+    uniform     any neighbour, with equal chances: the model with known rates of gossip (Boyd et al. 2006)
     matching    the neighbours in turn, by a colouring of the edges: peers of equal speed meet in pairs
         speed       partners with shorter answer times more often, but none never
 
-Under every rule an exchange adds to one model what it takes from the other: the mean does not depend on the pairs.
+Under every rule an exchange subtracts the same vector from one model and adds it to the other: the mean does not depend
+on the pairs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from fedgossip.base import seeds
 from fedgossip.core.machine import NodeId
 
 ATTEMPTS = 2
-"""Maximum number of partners tried in one exchange: a peer that is declined once tries another neighbour."""
+"""Maximum number of partners tried in one exchange: after one decline a peer tries another neighbour."""
 
 DOUBLINGS = 10
-"""Maximum number of doublings of the wait before the only partner is offered an exchange again."""
+"""Maximum number of doublings of the wait before the only partner gets another offer."""
 
 SPREAD = 4
-"""Minimum spread of offers, in answer times: a peer is busy for a third of its time at most."""
+"""Minimum spread of offers, in answer times: a peer is busy for at most a third of its time."""
 
 LEAST_SPREAD_NS = 1_000_000
 
@@ -46,7 +47,7 @@ class Pairing:
     """Schedules one peer's offers; `count` numbers them for the seeded draws.
 
     A due exchange is not scheduled, scheduled (`planned`), or in flight (`flight`).  It ends with the ATTEMPTS-th
-    partner that declines; with fewer partners they are offered it again, after waits that double.
+    partner that declines; with fewer partners the offer is repeated, after doubling waits.
     """
 
     def __init__(self, node: NodeId, rule: Rule, seed: int, exchanges: int, count: int = 0) -> None:
@@ -65,7 +66,7 @@ class Pairing:
         self.due += self.exchanges
 
     def moment_ns(self, training_ns: int | None) -> int | None:
-        """Schedule the next offer and return the wait in nanoseconds; None where none is due.
+        """Schedule the next offer and return the wait in nanoseconds; None if none is due.
 
         `training_ns`: expected duration of the current training; None without one.
         """
@@ -81,7 +82,7 @@ class Pairing:
         return least if training_ns is None else max(least, (training_ns - self.usual_ns) // self.exchanges)
 
     def choose(self, there: Sequence[NodeId]) -> NodeId | None:
-        """Return the target of the scheduled offer, of `there`, ascending, untried ones first; None if empty."""
+        """Return the target of the scheduled offer from `there`, ascending, untried ones first; None if empty."""
         self.planned = False
         untried = [node for node in there if node not in self.tried]
         return self.rule.choose(self.count, untried or there, self.times_ns) if there else None
@@ -93,7 +94,7 @@ class Pairing:
         return self.flight is not None and self.flight.to == node
 
     def answered(self, node: NodeId, now_ns: int) -> int:
-        """Record the answer to the offer in flight; return how long it took."""
+        """Record the answer to the offer in flight; return its duration."""
         taken_ns = self._landed(now_ns)
         self.times_ns[node] = running(self.times_ns.get(node, taken_ns), taken_ns)
         return taken_ns
@@ -113,7 +114,7 @@ class Pairing:
         return taken_ns
 
     def over(self) -> None:
-        """Remove one exchange from those due: it was made, or cannot be."""
+        """Remove one exchange from those due: it was made, or is impossible."""
         self.flight = None
         self.tried.clear()
         self.declines = 0
@@ -135,7 +136,7 @@ class Rule(Protocol):
     def choose(self, count: int, there: Sequence[NodeId], times_ns: Mapping[NodeId, int]) -> NodeId:
         """Return one of `there`, ascending and not empty, for the exchange `count`.
 
-        `times_ns` is the answer time of each partner; one without an answer so far has no entry.
+        `times_ns`: the answer time of each partner; unmeasured partners have no entry.
         """
 
 
@@ -150,7 +151,7 @@ class UniformPartner:
 
 
 class Matching:
-    """`edges` of the whole graph, so that both ends of an edge give it the same colour."""
+    """`edges` of the whole graph, so that both ends of an edge assign the same colour to it."""
 
     def __init__(self, node: NodeId, edges: Iterable[tuple[NodeId, NodeId]]) -> None:
         colours = edge_colours(edges)
@@ -190,10 +191,10 @@ def rule_of(name: str, node: NodeId, seed: int, edges: Iterable[tuple[NodeId, No
 
 
 def edge_colours(edges: Iterable[tuple[NodeId, NodeId]]) -> dict[tuple[NodeId, NodeId], int]:
-    """Return a colour 0, 1, ... for each edge (u < v), so that no two at a node are the same.
+    """Return a colour 0, 1, ... for each edge (u < v), so that no two edges at a node have the same.
 
-    Greedy in ascending order: fewer than twice as many colours as the largest degree.  The complete graph of 2^k nodes
-    gets u xor v - 1: a perfect matching in each round.
+    Greedy in ascending order: fewer than twice the largest degree.  The complete graph of 2^k nodes gets u xor v - 1: a
+    perfect matching in each round.
     """
     taken: dict[NodeId, set[int]] = {}
     colours: dict[tuple[NodeId, NodeId], int] = {}

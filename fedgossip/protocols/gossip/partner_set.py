@@ -1,11 +1,11 @@
-"""The partners of a peer: connected, departed, disconnected, or silent; and how long to wait for them.
+"""The partners of a peer: connected, departed, disconnected, or silent; and the deadline of waits for them.
 
 The deadline follows the measured durations:
 
     deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
 
-between two limits.  Up to half of the samples may be outliers: median and MAD hardly follow the long waits that a
-deadline must cut.
+between two limits.  Up to half of the samples may be outliers: the long waits that a deadline must cut hardly affect
+median and MAD.
 
 Source: TCP's timer (Jacobson, Congestion avoidance and control, SIGCOMM 1988), with robust estimates.
 """
@@ -20,16 +20,18 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.core.machine import Effect, NodeId, Report, SetTimer
 
 ROLL_NS = 10_000_000_000
-"""Interval between reports of the missing partners while a peer gathers them, if they have changed."""
+"""Interval between reports of the missing partners while a peer waits for them, if they have changed."""
 NAMED = 8
 """Maximum number of missing partners in a report."""
 
 LATELY_ROUNDS, CIRCLE = 8, 64
-"""All partners receive our goodbye; of more than CIRCLE, those of exchanges in the last LATELY_ROUNDS rounds."""
+"""All partners receive this peer's `Leaving`; above CIRCLE partners, those of exchanges in the last LATELY_ROUNDS
+rounds.
+"""
 
 
 class PartnerSet:
-    """The partners of `node`, by the state of their links and their goodbyes."""
+    """The partners of `node`, by the state of their links and their `Leaving` messages."""
 
     def __init__(self, node: NodeId, partners: Sequence[NodeId]) -> None:
         self.node = node
@@ -38,19 +40,19 @@ class PartnerSet:
         """All present and former partners."""
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
-        """Partners that sent a goodbye: they begin no further round."""
+        """Partners that sent a `Leaving`: they begin no further round."""
         self.missed_after_goodbye: set[NodeId] = set()
-        """Those of them whose models a round lacked: it is reported once that they left."""
+        """Departed partners whose models a round lacked: their departure is reported once."""
         self.absent: set[NodeId] = set()
-        """Partners that are not waited for: gone, not here at the start, or silent for too long."""
+        """Partners that are not awaited: gone, missing at the start, or silent for too long."""
         self.keyless: frozenset[NodeId] = frozenset()
-        """Nodes with keys that are needed before the beginning, partners or not."""
+        """Nodes, partners or not, whose keys are needed before the beginning."""
         self.met: dict[NodeId, int] = {}
-        """The last round of an exchange with each; empty where no rounds are counted."""
+        """The last round of an exchange with each; empty if rounds are not counted."""
         self.done: set[NodeId] = set()
-        """Partners that need nothing more of us, and have received our goodbye."""
+        """Partners that need nothing more from this peer, and have received its `Leaving`."""
         self.told: set[NodeId] = set()
-        """Partners to which we have sent that we need nothing more of them."""
+        """Partners that were sent a message that this peer needs nothing more from them."""
         self._lost: dict[NodeId, int] = {}
         self._lives: dict[NodeId, int] = {}
         self._told: list[NodeId] = []
@@ -62,14 +64,14 @@ class PartnerSet:
         self.known.update(partners)
 
     def missed(self, missing: Collection[NodeId], round: int) -> list[Effect]:
-        """Report whose models a round lacks, and once of each partner whose goodbye explains it."""
+        """Report the partners whose models a round lacks; once for each partner whose `Leaving` explains it."""
         left = sorted((self.left & set(missing)) - self.missed_after_goodbye)
         self.missed_after_goodbye.update(left)
         effects: list[Effect] = [Report("goodbye", {"node": node, "until": round}, round) for node in left]
         return [*effects, Report("missed", sorted(missing), round)] if missing else []
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
-        """Record a link; return whether the partner has begun another life since its last link."""
+        """Record a link; return whether the partner has restarted since its last link."""
         self.linked.add(node)
         self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
@@ -92,7 +94,7 @@ class PartnerSet:
         return news
 
     def meets(self, nodes: Iterable[NodeId], round: int) -> None:
-        """Record the partners of the exchanges in `round`."""
+        """Record the partners of exchanges in `round`."""
         for node in nodes:
             self.met[node] = round
 
@@ -119,7 +121,9 @@ class PartnerSet:
         return sorted({node for node in self.partners if node not in self.linked}.union(self.keyless) - absent)
 
     def circle(self, round: int) -> list[NodeId]:
-        """Return the nodes that may wait for our goodbye, ascending; of many partners, those of recent exchanges."""
+        """Return the nodes that may wait for this peer's `Leaving`, ascending; with many partners those of recent
+        exchanges.
+        """
         near = self.known
         if len(self.partners) > CIRCLE and self.met:
             near = {node for node, met in self.met.items() if met >= round - LATELY_ROUNDS}
@@ -140,13 +144,13 @@ class PartnerSet:
         return not self.here() and any(node in self.left for node in self.partners)
 
     def check(self, sender: NodeId, what: str) -> None:
-        """Raise ProtocolError for a message of a stranger."""
+        """Raise ProtocolError for a message of a node that is not a partner."""
         if sender not in self.known:
             raise ProtocolError(f"node {self.node}: {what} from node {sender}, which is no neighbour", peer=sender)
 
 
 WINDOW = 32
-"""Number of latest durations that count: a lasting slowdown takes effect after half of them."""
+"""Number of latest durations in the estimate; a lasting slowdown takes effect after half of them."""
 
 ENOUGH = 5
 """Minimum number of durations; with fewer the first deadline applies."""
@@ -167,7 +171,7 @@ class Deadline:
         self._ordered: list[int] = []  # the same, ascending
 
     def record(self, duration_ns: int) -> None:
-        """Record a duration; the caller omits those that the deadline cut short."""
+        """Record a duration; the caller omits those cut short by the deadline."""
         if len(self._seen) == WINDOW:
             del self._ordered[bisect_left(self._ordered, self._seen[0])]
         self._seen.append(duration_ns)
@@ -178,7 +182,7 @@ class Deadline:
         return self._ordered[0] if self._ordered else 0
 
     def usual_ns(self) -> int:
-        """Return the median duration; 0 while fewer than ENOUGH are recorded."""
+        """Return the median duration; 0 until ENOUGH are recorded."""
         return self._ordered[len(self._ordered) // 2] if len(self._ordered) >= ENOUGH else 0
 
     def now_ns(self) -> int:

@@ -8,15 +8,15 @@
     waiting    deadline pace                    training end
     waiting    Stopping                         end
 
-A peer sends to j the sum of its model and of the sums from its other neighbours in the round before, with their number
-of models.  A sum has each model at most once, and only of one side of its edge, so it needs no accounts:
+A peer sends to j the sum of its model and of the sums from its other neighbours in the previous round, with the number
+of models.  A sum contains each model at most once, and only models from one side of its edge, so it needs no accounts:
 
-    a sum is lost               it is requested; after a message of a later round from its sender, the last one is used
+    a sum is lost               it is requested; after a later round's message from its sender, the last one is used
     a neighbour is silent       after the deadline it and the peers behind it do not count, until its next message
-    a neighbour is gone         likewise; on either side of the gap the mean is over the peers of that side
+    a neighbour is gone         the same; on either side of the gap the mean is over the peers of that side
 
-A peer that a missing model would have reached uses its own instead and reports it (`counted_fewer`), as many rounds
-later as it is far.  The rest is as in `lifecycle` and `sync_gossip`.
+A peer that lacks a model uses its own instead and reports it (`counted_fewer`), one round later per link of distance.
+The rest is as in `lifecycle` and `sync_gossip`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.mailbox import Mailbox, MixingSchedule, Sources, leads_of
 
 KEPT_ROUNDS = 2
-"""Number of rounds of sums kept for requests of a neighbour: the open one, and the one before."""
+"""Number of rounds of sums stored for requests of a neighbour: the open round, and the previous one."""
 
 
 class RelayGossip(RoundWithoutAccounts[RelayState]):
     """One peer of a tree.  `schema` is the layout that its neighbours must share.
 
-    `resumed`: continue from this checkpoint, in a new life.
+    `resumed`: continue from this checkpoint, after a restart.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in terms}
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which a neighbour has gone on without us."""
+        """Skip to the latest round to which a neighbour has advanced without this peer."""
         listening = [j for j in self.neighbours if j in self.company.linked - self.company.absent]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]

@@ -4,14 +4,14 @@ Wraps the machine of synchronous gossip, with its accounts of edges; each vector
 partner's version, and rebuilt on arrival:
 
     sent      the change from version `base` to version `round`, to a partner at `base`; else, or on request, all of it
-    received  base is the version that is here      apply it now; then the changes that waited for it
-              base is later than the version here   it waits, and the version of our round is requested, once
-              round is not later                    its account alone is used
+    received  base is the stored version            apply it now; then the changes that waited for it
+              base is later than that version       it waits, and the version of this peer's round is requested, once
+              round is not later                    only its account is used
 
-A version is named by its round; all begin with version -1, 0 everywhere.  To and from a partner in a new life the next
+A version is identified by its round; all begin with version -1, all zeros.  To and from a restarted partner the next
 model is sent whole.  A forged change has the effect of a forged model.
 
-    bound    of each partner one replica, and at most WAITING changes
+    bound    for each partner one replica, and at most WAITING changes
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 
 WAITING = 8
-"""Maximum number of changes of one partner that wait for an earlier one."""
+"""Maximum number of changes from one partner that wait for an earlier one."""
 
 Version = tuple[int, Vector]
-"""(round in which it was made, vector [d], frozen)"""
+"""(round of its creation, vector [d], frozen)"""
 
 
 class ReplicaGossip:
-    """Wrap `machine`, which mixes by `algorithm`; `fresh`: its first life, of which all hold version -1.
+    """Wrap `machine`, which mixes by `algorithm`; `fresh`: its first incarnation, whose version -1 all others have.
 
-    Invariant: `replicas[j]` is the version of that round of j's life at the other end of the link.
+    Invariant: `replicas[j]` is the version of that round at the other end of the link to j.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReplicaGossip:
             case Received(sender, CodedModel() as coded):
                 return self._code(self._changed(sender, coded, now_ns))
             case Received(sender, Model() as model):
-                # read-only: else the sum of the round would be made in its memory; one without vectors is refused below
+                # Read-only: else the sum of the round would overwrite it; a model without vectors is refused below.
                 known = frozen(model.vectors[0]) if model.vectors else self.first
                 effects += self.machine.handle(event, now_ns)  # raises for a model that does not fit
                 return self._code([*effects, *self._whole(sender, model.round, known, now_ns)])
@@ -102,7 +102,7 @@ class ReplicaGossip:
     # --- received changes ---------------------------------------------------------------------------------------------
 
     def _changed(self, sender: NodeId, coded: CodedModel, now_ns: int) -> list[Effect]:
-        """Apply a change to the sender's replica, or keep it until its base is here."""
+        """Apply a change to the sender's replica, or store it until its base arrives."""
         self.machine.company.check(sender, "a change of a model")
         self._check(sender, coded)
         version, _ = self.replicas.get(sender, (KNOWN_TO_ALL - 1, self.first))

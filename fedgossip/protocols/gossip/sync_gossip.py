@@ -12,14 +12,14 @@
 Beginning and end are in `lifecycle`, the accounts of edges in `edge_ledger`, the bound on stored rounds in `mailbox`.
 Every wait has a timer.
 
-Difference from the paper's lockstep (Lian et al. 2017): a neighbour that is gone or misses the deadline is left out and
-its weight goes to oneself, until it sends a model of this round or the last.  Links keep the order of messages, so a
-later round's message ends the wait for this round's.  A peer that learns, before it has sent, that a neighbour has
-advanced without its model skips to that neighbour's round.  Without these two rules neighbours stay out of step after
-one delay.
+Difference from the paper's lockstep (Lian et al. 2017): a neighbour that is gone or misses the deadline is left out,
+and its weight is added to the peer's, until it sends a model of this round or the last.  Links keep the order of
+messages, so a later round's message ends the wait for this round's.  If a peer learns before sending that a neighbour
+has advanced without its model, it skips to that neighbour's round.  Without these two rules neighbours stay out of step
+after one delay.
 
-An arc without its reverse has no account: a round without it moves the mean, and is reported as `one_sided`; push-sum
-is the method for such graphs.
+An arc without its reverse has no account: a round without it moves the mean, and is reported as `one_sided`; use
+push-sum for such graphs.
 
 `FragmentGossip` wraps the machine and sends one fragment of the model in each round (`algorithms/gossip/fragments`); a
 fragment of another size, or a whole model, is refused.
@@ -71,7 +71,7 @@ from fedgossip.protocols.gossip.partner_set import LATELY_ROUNDS
 class SyncGossip(AwaitedRound[State]):
     """One peer of a synchronous run.  `schema`: the layout that its neighbours must share.
 
-    `resumed`: continue from this checkpoint; no edge has a past.
+    `resumed`: continue from this checkpoint; edges have no history.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SyncGossip(AwaitedRound[State]):
         return [j for j in opened if j not in targets and j not in self.company.done]
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which a receiver of our model has gone on without it."""
+        """Skip to the latest round to which a receiver of this peer's model has advanced without it."""
         if not self.mailbox.ahead(self.round):
             return []
         reachable = self.company.linked - self.company.absent
@@ -232,7 +232,7 @@ class SyncGossip(AwaitedRound[State]):
         return tuple([self.combine.combine(node, row, of_slot) for of_slot in of_slots])
 
     def _agreed(self) -> Mapping[NodeId, float]:
-        """Return this round's weights, edges that do not count moved to our own; update the accounts."""
+        """Return this round's weights, with those of uncounted edges added to the peer's; update the accounts."""
         row, one_way, sources, round = self.open.row, self.open.one_way, self.open.sources, self.round
         for j in sources.missing:
             self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
@@ -255,7 +255,7 @@ class SyncGossip(AwaitedRound[State]):
     # --- accounts -------------------------------------------------------------------------------------------------
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
-        """Handle an account of our edge: correct our round, send a missed model, drop received ones."""
+        """Handle an account of an edge: correct this peer's round, send a missed model, drop received ones."""
         edge = self.ledger.update(sender, round, used, missing)
         self.mailbox.note_round(sender, round)
         effects = self._repair(sender) if edge.open is not None else []
@@ -325,7 +325,7 @@ class SyncGossip(AwaitedRound[State]):
 
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
-    """Return the sum, in the memory of a received term if there is one."""
+    """Return the sum, in the memory of a received term if one exists."""
     for _, vector in terms:
         if vector.flags.writeable:
             return ordered_mix(terms, vector)
@@ -333,7 +333,7 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
-    """Return the checkpoint of a peer that adopts `model`, another peer's, after `round` rounds."""
+    """Return the checkpoint of a peer that adopts another peer's `model` after `round` rounds."""
     return Learner(algorithm, model).checkpoint(round, {}, FRESH)
 
 
@@ -345,7 +345,7 @@ class FragmentGossip:
         self.fragments = algorithm.fragments(initial.size)
         sizes = {part.stop - part.start for part in map(self.fragments.part, range(self.fragments.count))}
         self.layouts = {size: VectorCheck(machine.node, schema, initial.dtype, size) for size in sizes}
-        # reused objects: links recognise a waiting message by its identity, and encrypt it once for all targets
+        # Reused objects: links recognise a waiting message by its identity, and encrypt it once for all targets.
         self.told: tuple[Model, ModelFragment] | None = None
         self.cut: tuple[Vectors, Vectors] | None = None
 
@@ -379,7 +379,7 @@ class FragmentGossip:
         return [self._fragment(effect) for effect in self.machine.handle(event, now_ns)]
 
     def _whole(self, sender: NodeId, fragment: ModelFragment) -> Model:
-        """Return the model that holds a fragment in its place.  Raises ProtocolError for another layout."""
+        """Return the model with a fragment in its place.  Raises ProtocolError for another layout."""
         part = self.fragments.part(fragment.round)
         self.layouts[part.stop - part.start].check(sender, fragment)
         vector = np.zeros(self.length, self.kind)
