@@ -1,4 +1,5 @@
-"""Private gossip: synchronous rounds in which a peer learns the weighted sum of its neighbours' models, and no model.
+"""Private gossip: synchronous rounds that reveal to a peer the weighted sum of its neighbours' models, and no single
+model.
 
     phase      event                                next phase
     joining    RunKeys                              training
@@ -12,17 +13,17 @@ The vectors that the neighbours S_j of j send to it are masked in pairs, and onl
 (`secure.pairs`).  The neighbours follow from the experiment, which all share: no receiver can choose them.  A peer
 sends nothing to one with fewer than NEIGHBOURS_MIN neighbours.
 
-A sum is never repeated over other senders.  Where one vector is missing, j keeps its own model and reports a
-`skipped_mix`: the mean then moves by j's share of the disagreement, the price of one message per edge and round.  A
-neighbour that is gone for good costs j all its mixes; j still sends.
+A sum is never repeated over other senders.  If one vector is missing, j keeps its model and reports a `skipped_mix`:
+the mean then moves by j's share of the disagreement, the price of one message per edge and round.  If a neighbour is
+permanently gone, j skips all its mixes; it still sends.
 
 Masks are made with keys of the run, which peers sign, send on every new link and forward.  A peer begins when it has
-the keys of all senders to its receivers, or at the start timer; to a receiver with a sender of unknown key it sends
-nothing (`withheld`).
+the keys of all senders to its receivers, or at the start timer; it sends nothing to a receiver if the key of one of its
+senders is unknown (`withheld`).
 
-One key masks one vector.  Before anything of round r is sent, a Checkpoint stores r + 1, with the vector as it is
-without this round's mixing: a resumed life masks no round again.  A driver that writes checkpoints later than it sends
-must store the rounds itself (`runs/mask_ledger.py`).
+One key masks one vector.  Before anything of round r is sent, a Checkpoint stores r + 1, with the vector without this
+round's mixing: a resumed peer masks no round again.  A driver that sends before it writes checkpoints must store the
+rounds itself (`runs/mask_ledger.py`).
 
 Otherwise as `lifecycle` and `sync_gossip`, except that vectors are summed on arrival (`MaskedSums`), and a peer skips
 to a later round only when two of its neighbours have done so.
@@ -53,7 +54,7 @@ from fedgossip.topology.exposure import NEIGHBOURS_MIN
 
 
 class KeyBook:
-    """One peer's keys; `fellows` send to a receiver of ours, and masks are made with them.
+    """One peer's keys; `fellows` send to a receiver of this peer, and masks are made with their keys.
 
     A key of a neighbour is forwarded once; a refused message changes nothing.
     """
@@ -65,15 +66,15 @@ class KeyBook:
 
     @property
     def lacking(self) -> frozenset[NodeId]:
-        """The fellows with unknown keys, with which no masks can be made yet."""
+        """The fellows with unknown keys, for which no masks can be made so far."""
         return frozenset(other for other in self.fellows if not self.pairs.knows(other))
 
     def introduction(self, to: NodeId) -> list[Send]:
-        """Return the messages for a new link: our own key, and those of the other neighbours."""
+        """Return the messages for a new link: this peer's key, and those of the other neighbours."""
         return self._pack(to, self.pairs.keys_for(other for other in self.partners if other != to))
 
     def take(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
-        """Take new keys; forward a neighbour's own key to all linked partners.
+        """Store new keys; forward a neighbour's key to all linked partners.
 
         Raises ProtocolError for a key without its owner's signature; nothing is changed then.
         """
@@ -86,7 +87,7 @@ class KeyBook:
             raise ProtocolError(text, error.advice, peer=sender) from None
         for key in news:
             self.pairs.take(key)
-        # another neighbour may have forwarded it first, to us alone
+        # Another neighbour may have forwarded it first, to this peer alone.
         own = [key for key in self.pairs.keys_for([sender]) if key.node == sender and key not in self.passed]
         self.passed.update(own)
         others = [other for other in self.partners if other != sender and other in linked]
@@ -103,7 +104,8 @@ class PartialSum:
     """The sum of the received vectors of one round."""
 
     def __init__(self, sender: NodeId, words: Words) -> None:
-        # a vector received over a link is ours; one that a simulated peer sent to several may have other readers
+        # A vector received over a link belongs to this peer; one that a simulated peer sent to several may have other
+        # readers.
         self.total = words if words.flags.writeable else words.copy()
         self.heard = {sender}
 
@@ -113,7 +115,7 @@ class PartialSum:
 
 
 class MaskedSums:
-    """One peer's sums, of the current round and of at most `lead` after it.
+    """One peer's sums, of the current round and at most `lead` after it.
 
     A sender counts once in a round; integer sums do not depend on the order of arrival.
     """
@@ -149,7 +151,7 @@ class MaskedSums:
 
 
 def times(terms: Sequence[tuple[Words, int]]) -> Words:
-    """Return the sum of the words, each times its count."""
+    """Return the sum of the words, each multiplied by its count."""
     if not terms:
         return np.zeros(0, np.uint32)
     (first, count), *rest = terms
@@ -160,7 +162,7 @@ def times(terms: Sequence[tuple[Words, int]]) -> Words:
 
 
 MODEL = "state/x"
-"""The model's name in a checkpoint, the same as in sync_gossip with DSGD."""
+"""The model's key in a checkpoint, the same as in sync_gossip with DSGD."""
 
 SENT_AS_TRAINED = DSGD()
 
@@ -228,7 +230,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         self.sources = Sources.of(row, lambda j: j in here)
         effects.append(Outgoing(self.round + 1, x))
         self.carried.expect(row)
-        # first: a sent vector is never masked again
+        # First, so that a sent vector is never masked again.
         effects.append(Checkpoint(self.round + 1, {MODEL: self.learner.unmixed}, self.carried.saved()))
         effects += self._parts(x, mixing, row)
         return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
@@ -267,7 +269,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
             )
 
     def _gone_on_to(self) -> int:
-        """Return the latest round to which two receivers of our model have gone on without it."""
+        """Return the latest round to which two receivers of this peer's model have advanced without it."""
         heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
         ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]
         return sorted(ahead)[-2] if len(ahead) > 1 else self.round
@@ -309,7 +311,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         return self.sources
 
     def gone_on(self, node: NodeId) -> bool:
-        """Return whether it has completed this round, or was ahead of us by more rounds than are kept."""
+        """Return whether it has completed this round, or was ahead by more rounds than are stored."""
         return self.newest.get(node, -1) >= self.round
 
     def ask(self, times: int) -> list[Effect]:  # noqa: ARG002
@@ -326,7 +328,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         return effects + self.go_on(now_ns)
 
     def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
-        """Add the sum if it is complete; else keep our own model."""
+        """Add the sum if it is complete; else keep this peer's model."""
         (x,), senders = self.learner.outgoing, self.sources.all
         self.carried.mark_received(senders.difference(missing))
         wrong: dict[str, object] = {}
@@ -355,7 +357,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         return []
 
     def close(self) -> list[Effect]:
-        """Keep the trained model: its round is masked, and will not be again."""
+        """Keep the trained model: its round is masked, and is not masked again."""
         if self.learner.outgoing:
             self.learner.mixed(self.learner.outgoing)
         return []

@@ -1,14 +1,14 @@
-"""The transfer of a model to a late or restarted peer, or of a descent's state to a worker, by requested chunks.
+"""Transfer of a model to a late or restarted peer, or of an optimiser's state to a worker, by requested chunks.
 
 A transfer resumes after a broken link, also from another source.
 
-    joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model, kept a while
+    joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model
     ChunkRequest(round, digest, start) of the best     ModelChunk(round, digest, start)
              ... one at a time, then the digest is checked
 
-A single offer may be false: a round far ahead of the second highest offer is ignored.  Of the others the best is the
+A single offer may be false: a round far ahead of the second highest offer is ignored.  The best of the others has the
 highest round, then the highest digest.  A source that is late, changes its offer, or sent another digest is used last.
-A member that no longer has the model sends its present offer.
+A member that no longer has the model sends its current offer.
 
 **A restarted peer** of a fixed network without a checkpoint:
 
@@ -17,12 +17,12 @@ A member that no longer has the model sends its present offer.
 It begins in its neighbours' round, or in their first: an untrained model, mixed into theirs, would set them back.  The
 gossip machine receives the links and latest messages once it begins.
 
-**A worker that is behind** fetches the state of the descent from one that has it:
+**A worker behind the others** fetches the optimiser's state from one that has it:
 
     behind   StateQuery(rounds, start)              donor   StatePiece(rounds, digest, start, ...)
              ... one at a time, then the digest is checked
 
-Received pieces are kept: after a stopped round, or from another donor, the same state is resumed.
+Received pieces are kept: after a stopped round, or with another donor, the same transfer is resumed.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ from fedgossip.core.messages import (
 from fedgossip.protocols.gossip.failures import far_ahead, refused_by
 
 GATHER_NS = 500_000_000
-"""Nanoseconds to wait for offers after the query, and before it is repeated without any."""
+"""Wait for offers after the query, and before a repetition without any, in nanoseconds."""
 
 PIECE_NS = 20_000_000_000
-"""Nanoseconds to wait for a chunk before its source counts as failed: a megabyte over the slowest line and back."""
+"""Wait for a chunk before its source counts as failed, in nanoseconds: a megabyte over the slowest line and back."""
 
 AHEAD_ROUNDS = 16
-"""Maximum number of rounds of a believed offer above the second highest: peers are not all in one round."""
+"""Maximum lead of a believed offer over the second highest, in rounds: peers are not all in one round."""
 
 GATHERS = 4
-"""Maximum number of waits for a second offer where more than one peer is connected."""
+"""Maximum number of waits for a second offer if more than one peer is connected."""
 
 KEPT_NS = 120_000_000_000
-"""Nanoseconds for which an offered model is kept after its last request."""
+"""Duration for which an offered model is stored after its last request, in nanoseconds."""
 
 KEPT_OFFERS = 2
-"""Maximum number of offered models that are kept at a time, besides the latest."""
+"""Maximum number of offered models stored at a time, besides the latest."""
 
 Offer = tuple[int, str]
 """(round, digest): the rank of a model."""
@@ -134,7 +134,7 @@ class ModelFetch:
         self.source: NodeId | None = None
         self.start = 0
         self.failed: set[NodeId] = set()
-        """Sources to be used after all others."""
+        """Sources to use after all others."""
         self._gathers = 0
         self._givers: set[NodeId] = set()  # senders of the received pieces
         self._buffer: Vector | None = None
@@ -145,7 +145,7 @@ class ModelFetch:
         return [*(Send(node, ModelQuery()) for node in linked), SetTimer(("transfer", "gather"), GATHER_NS)]
 
     def handle(self, sender: NodeId, message: ModelInfo | ModelChunk) -> list[Effect]:
-        """Take an offer or a chunk; an unrequested one changes nothing."""
+        """Handle an offer or a chunk; an unrequested one changes nothing."""
         if self.model is not None:
             return []
         if isinstance(message, ModelInfo):
@@ -249,17 +249,17 @@ class ModelFetch:
 
 
 Make = Callable[[Checkpoint], Machine]
-"""Makes the gossip machine that resumes from the checkpoint."""
+"""Creates the gossip machine that resumes from the checkpoint."""
 
 TakeUp = Callable[[int, Vector], Checkpoint]
-"""(round, model): checkpoint of a machine that adopts this model after so many rounds."""
+"""(round, model): checkpoint of a machine that adopts this model after `round` rounds."""
 
 
 class Recovering:
     """The machine of one peer: `gossip`, and the model that neighbours may request.
 
-    `lost`: no checkpoint; query the `neighbours` for at most `patience_ns`, then run the machine of `make`, from the
-    checkpoint that `take_up` makes of their model.  `initial`: every peer's first model.
+    `lost`: without a checkpoint, query the `neighbours` for at most `patience_ns`; then run the machine of `make`, from
+    the checkpoint that `take_up` makes from their model.  `initial`: every peer's first model.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class StateDonor:
         self._given: tuple[int, Vector, str] | None = None
 
     def answer(self, sender: NodeId, asked: StateQuery, rounds: int, state: Any) -> list[Effect]:
-        """Return the requested piece; none of other rounds than `rounds`.  Raises ProtocolError."""
+        """Return the requested piece; none for other rounds than `rounds`.  Raises ProtocolError."""
         if asked.rounds != rounds:
             return []
         arrays, numbers = saved(state)
@@ -413,7 +413,7 @@ class StateFetch:
         return sum(array.size for array in saved(self.like)[0].values())
 
     def begin(self, donor: NodeId, rounds: int) -> list[Effect]:
-        """Request the state after so many rounds, or its missing pieces."""
+        """Request the state after `rounds` rounds, or its missing pieces."""
         if rounds != self.rounds:
             self._digest, self._start = "", 0
         self.donor, self.rounds = donor, rounds
@@ -429,7 +429,9 @@ class StateFetch:
         return [Send(self.donor, StateQuery(self.rounds, self._start)), timer]
 
     def take(self, sender: NodeId, piece: StatePiece) -> tuple[Any, list[Effect]]:
-        """Return (the state once it is complete, effects).  Raises ProtocolError for a piece of another layout."""
+        """Add a piece; return (the state once it is complete, effects).  Raises ProtocolError for a piece of another
+        layout.
+        """
         if (sender, piece.rounds) != (self.donor, self.rounds):
             return None, []
         self._check(sender, piece)

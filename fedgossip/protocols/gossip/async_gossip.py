@@ -355,8 +355,8 @@ def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> 
 # The accounts of pairwise exchanges: each offer is answered once or never, despite loss, repetition and reordering.
 #
 #     at its sender      open -----------> answered or declined: closed          at most one per partner
-#                                                   | no reply in time: Query, repeated
-#         at its receiver    unseen ---> answered: the answer is kept until Settled, or a higher number is received
+#                               | no reply in time: Query, repeated
+#     at its receiver    unseen ---> answered: the answer is kept until Settled, or a higher number is received
 #                          |  \---> declined, permanently
 #                          \ Query: declined, permanently: the offer itself may still be in transit
 #

@@ -4,7 +4,7 @@ The partner is a function of the seed, the peer, a count, and measured times:
 
     uniform     any neighbour, with equal chances: the model with known rates of gossip (Boyd et al. 2006)
     matching    the neighbours in turn, by a colouring of the edges: peers of equal speed meet in pairs
-        speed       partners with shorter answer times more often, but none never
+    speed       partners with shorter answer times more often, but none never
 
 Under every rule an exchange subtracts the same vector from one model and adds it to the other: the mean does not depend
 on the pairs.

@@ -1,10 +1,10 @@
 """SWIM failure detection: members are pinged in turn; a silent one is also pinged by others before it is suspected.
 
-    asked --nothing in answer_ns--> helpers ping it too --nothing to the end of a period--> silent
+    asked --no reply in answer_ns--> helpers ping it too --no reply until the end of a period--> silent
           --any message of it, or a helper's acknowledgement--> answered
 
 A member without a link is pinged through helpers at once.  An update goes to every linked member, and from a first
-receiver to a few more; digests in pings find lost ones.  A partition is members that are lost within a window, and
+receiver to a few more; digests in pings find lost ones.  A partition is a set of members lost within a window that
 return together.
 
 Sources: as `membership`.
@@ -24,10 +24,10 @@ from fedgossip.protocols.members.membership_updates import NewsRefusal
 from fedgossip.protocols.members.roster import Roster
 
 ASKED_MAX = 256
-"""Maximum number of open pings on behalf of others."""
+"""Maximum number of open pings on behalf of other members."""
 
 BLAMES_KEPT = 4096
-"""Maximum number of suspicions kept with their time; each counts once in the time that a suspect has."""
+"""Maximum number of stored suspicions; each counts once in the time that a suspect has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class MemberSettings:
     answer_ns: int = 400_000_000
     """Wait for an answer before helpers are asked; above the slowest link's round trip, below the period."""
     helpers: int = 3
-    """Number of members that are asked to ping a silent one."""
+    """Number of members requested to ping a silent one."""
     suspicion_ns: int = 4_000_000_000
     """Time for a suspect to refute, times log10(n) above ten members; longer: fewer errors, later verdicts."""
     relays: int = 3
     """Number of links to which a new update is forwarded."""
     links: int = 64
-    """Up to this number of members all are linked; above, each to its partners and O(log n) others."""
+    """Maximum number of members for which all are linked; above it, each links to its partners and O(log n) others."""
 
     def suspicion_of(self, n: int) -> int:
         """Return the time for a suspect among `n` members to refute, in nanoseconds."""
@@ -53,18 +53,18 @@ class MemberSettings:
 
 
 class Detectable(Protocol):
-    """The members, as far as the detector needs them."""
+    """The detector's interface to the members."""
 
     linked: set[NodeId]
 
     def word(self) -> tuple[int, str]:
-        """Return our round and the digest of our roster, which every ping carries."""
+        """Return this member's round and the digest of its roster, which every ping contains."""
 
     def watched(self) -> set[NodeId]:
         """Return the members to ping."""
 
     def helpers(self, silent: NodeId) -> Sequence[NodeId]:
-        """Return the members that can ping `silent` in our place, ascending."""
+        """Return the members that can ping `silent` in this member's place, ascending."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _Asking:
 
 
 class FailureDetector:
-    """Holds at most one open question for each member, and each ends: answered, silent, or dropped."""
+    """Has at most one open query for each member, and each one ends: answered, silent, or dropped."""
 
     def __init__(self, members: Detectable, settings: MemberSettings, rng: np.random.Generator) -> None:
         self._members, self._settings, self._rng = members, settings, rng
@@ -91,7 +91,7 @@ class FailureDetector:
         return Send(node, Ping(self._number, *self._members.word()))
 
     def next(self, there: set[NodeId]) -> NodeId | None:
-        """Return the next member to ping: each once before any repeats, in an order drawn anew."""
+        """Return the next member to ping: each once before any repeats, in a new random order."""
         while self._order and self._order[-1] not in there:
             self._order.pop()
         if not self._order and there:
@@ -99,7 +99,7 @@ class FailureDetector:
         return self._order.pop() if self._order else None
 
     def ask(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Ping `node`; without an answer ask helpers, at once where there is no link."""
+        """Ping `node`; without an answer request helpers' pings, at once if there is no link."""
         if node not in self._members.watched() or any(asking.node == node for asking in self._asking.values()):
             return []
         ping = self.ping(node)
@@ -109,7 +109,7 @@ class FailureDetector:
         return [ping, SetTimer(("member", "late", self._number), self._settings.answer_ns)]
 
     def late(self, number: int) -> list[Effect]:
-        """Ask helpers to ping a member that has not answered in time."""
+        """Request helpers' pings of a member that has not answered in time."""
         asking = self._asking.get(number)
         if asking is None or self._answered(asking):
             self._asking.pop(number, None)
@@ -119,12 +119,12 @@ class FailureDetector:
         return [*probes, SetTimer(("member", "end", number), self._settings.period_ns)]
 
     def ended(self, number: int) -> NodeId | None:
-        """End a question; return the silent member, None where it has answered."""
+        """End a query; return the silent member, or None if it has answered."""
         asking = self._asking.pop(number, None)
         return None if asking is None or self._answered(asking) else asking.node
 
     def forget(self) -> None:
-        """Drop all open questions, after an absence of our own."""
+        """Drop all open queries, after this member's absence."""
         self._asking.clear()
 
     def _answered(self, asking: _Asking) -> bool:
@@ -143,12 +143,12 @@ class FailureDetector:
         return [ping]
 
     def answered(self, number: int, sender: NodeId) -> list[Effect]:
-        """Handle the answer to a ping; forward it where the ping was for another."""
+        """Handle the answer to a ping; forward it if the ping was for another member."""
         asker = self._asked.pop(number, None)
         return [Send(asker[0], IndirectAck(asker[1], sender))] if asker else []
 
     def vouched(self, number: int, node: NodeId, now_ns: int) -> None:
-        """Record a helper's acknowledgement of `node`, which we had asked it to ping."""
+        """Record a helper's acknowledgement of `node`, on this member's request."""
         if number in self._asking and self._asking[number].node == node:
             self.heard[node] = now_ns
 
@@ -171,15 +171,15 @@ class Blames:
 
 
 def some(rng: np.random.Generator, nodes: Sequence[NodeId], count: int) -> list[NodeId]:
-    """Return `count` of `nodes`, drawn, or all where they are fewer; `nodes` ascend."""
+    """Return `count` random ones of `nodes`, or all if they are fewer; `nodes` ascend."""
     return rng.permutation(nodes).tolist()[:count] if nodes else []
 
 
 PAGES = 4
-"""Maximum number of pages of updates in reply to one comparison; the rest follows with the next."""
+"""Maximum number of pages of updates in reply to one comparison; the remaining ones follow with the next."""
 
 REFUSALS_REPORTED = 100
-"""Maximum number of kinds of refused updates that are reported; more are only dropped."""
+"""Maximum number of reported kinds of refused updates; others are only dropped."""
 
 
 class Dissemination:
@@ -191,30 +191,30 @@ class Dissemination:
         self._compared: dict[NodeId, int] = {}
 
     def send(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
-        """Send updates, in pages that fit into a message, to all of these."""
+        """Send updates to all of these members, in pages that fit into a message."""
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
         return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
 
     def pass_on(self, linked: set[NodeId], sender: NodeId, news: Sequence[News]) -> list[Effect]:
-        """Send new updates: our own to all linked members, others to a few, without the sender."""
+        """Forward new updates: this member's to all linked members, others to a few, except the sender."""
         if sender == self._node:
             return self.send(linked, news)
         return self.send(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
 
     def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
-        """Send our roster's numbers to `node`, so that it sends the entries that we lack."""
+        """Send this roster's numbers to `node`, so that it sends the missing entries."""
         self._compared[node] = now_ns
         return Send(node, Compare(roster.known()))
 
     def differs(self, node: NodeId, roster: Roster, now_ns: int) -> list[Effect]:
-        """Compare with a member with another digest, unless that was done within a period."""
+        """Compare with a member with another digest, at most once within a period."""
         recently = now_ns - self._compared.get(node, -self._settings.period_ns) < self._settings.period_ns
         return [] if recently else [self.compare(node, roster, now_ns)]
 
     def answer(
         self, sender: NodeId, roster: Roster, known: Sequence[tuple[NodeId, int, int]], now_ns: int
     ) -> list[Effect]:
-        """Send what `sender` lacks by its own numbers; request what we lack."""
+        """Send the entries that `sender`'s numbers lack; request the ones missing here."""
         effects = self.send([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
         if roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns:
             effects.append(self.compare(sender, roster, now_ns))
@@ -258,7 +258,7 @@ class PartitionWatch:
         return [SetTimer(("member", "merged"), 2 * self._period_ns)]
 
     def parted(self, now_ns: int, window_ns: int) -> list[NodeId]:
-        """Return the members on the other side, ascending; empty unless there are new ones."""
+        """Return the members on the other side, ascending; empty without new ones."""
         within_ns = window_ns + 3 * self._period_ns
         recent = {node for node, at in self._lost.items() if now_ns - at <= within_ns}
         if len(recent) < 2 or recent <= self._apart:

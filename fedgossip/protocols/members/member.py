@@ -1,6 +1,6 @@
 """One participant of a run with a changing roster: membership, a gossip machine, and the model for a late start.
 
-    founder    gossips from the first round on; if others report an earlier life, it returns as below
+    founder    gossips from the first round on; if others report an earlier incarnation, it returns as below
     joiner     contact --> fetch the model --> announce the first round to take part in --> that round --> gossip
 
 A returning member without a verdict on it resumes at once.  The gossip machine receives links and new schedules;
@@ -69,23 +69,23 @@ OURS = (
 )
 
 NEAR_ROUNDS = 16
-"""A returning member at most this many rounds behind resumes from its checkpoint."""
+"""Maximum number of rounds that a returning member may be behind to resume from its checkpoint."""
 
 BEGIN_NS = 10_000_000_000
-"""Wait of a joiner for a second member to confirm that its first round is near."""
+"""Wait of a joiner until a second member confirms that its first round is near."""
 
 MakeGossip = Callable[[RosterSchedule, Checkpoint | None, int], Machine]
-"""(graphs, checkpoint to resume from, our incarnation)."""
+"""(graphs, checkpoint to resume from, this member's incarnation)."""
 
 TakeUp = Callable[[int, Vector], Checkpoint]
-"""(round, model): checkpoint of a machine that adopts this model after so many rounds."""
+"""(round, model): checkpoint of a machine that adopts this model after `round` rounds."""
 
 
 class Member:
-    """`make` builds the gossip machine, where the run has begun from a checkpoint; `layout`: schema, length, dtype.
+    """`make` creates the gossip machine, from a checkpoint if the run has begun; `layout`: schema, length, dtype.
 
-    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: an
-    earlier life's checkpoint.  `start_ns`: maximum wait of a joiner for a contact.
+    `take_up` makes that checkpoint from another peer's model.  `join`: the run has begun without this member.
+    `resumed`: an earlier incarnation's checkpoint.  `start_ns`: maximum wait of a joiner for a contact.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Member:
         self.gossip: Machine | None = None
         self.joining = join
         self.since: int | None = None
-        """The first round to take part in, once it is announced."""
+        """The first round of participation, once it is announced."""
         self.giver = ModelSource(layout[0])
         self.taker = ModelFetch(*layout)
         self._make, self._take_up = make, take_up
@@ -115,7 +115,7 @@ class Member:
         self._failure: Failure | None = None  # reason of an early end
 
     def introduction(self) -> Join | None:
-        """Return the first message on every link, until the members have our entry; None for a founder."""
+        """Return the first message on every link, until the members have this member's entry; None for a founder."""
         return self.membership.introduction()
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
@@ -167,7 +167,7 @@ class Member:
         return []
 
     def _unless_refused(self, act: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
-        """Return the effects, or the report that one part has refused the message."""
+        """Return the effects, or a report that one part has refused the message."""
         try:
             return act()
         except ProtocolError as error:
@@ -223,7 +223,7 @@ class Member:
         return effects
 
     def _keep(self, sender: NodeId, model: Model) -> list[Effect]:
-        """Keep a model received before the beginning: per neighbour the latest, to begin with."""
+        """Store a model received before the beginning: the latest of each neighbour, to begin with."""
         if not model.round < self.rounds:
             text = f"model of round {model.round} from node {sender}; the run has {self.rounds} rounds"
             raise ProtocolError(text, "Were the peers started from the same experiment file?", peer=sender)
@@ -233,7 +233,7 @@ class Member:
     # --- joining late, or again ---------------------------------------------------------------------------------------
 
     def _return_to_run(self) -> list[Effect]:
-        """Drop the machine that was begun as if this were the start."""
+        """Drop the machine that was begun as if the run had just started."""
         self.joining, self.gossip = True, None
         self._forgotten, self._training = self._forgotten + self._training, 0
         self.membership.round = -1
@@ -249,7 +249,7 @@ class Member:
         return self._join(now_ns)
 
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
-        """Wait while a linked member has begun, else end: members that wait themselves have no model."""
+        """Wait while a linked member has begun, else end: members that also wait have no model."""
         members = self.membership
         begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
         if members.contact and begun:
@@ -284,7 +284,7 @@ class Member:
         return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
 
     def _start(self) -> Checkpoint | None:
-        """Return the checkpoint of the fetched model, or our own if it is recent."""
+        """Return the checkpoint of the fetched model, or this member's if it is recent."""
         if self.taker.model is not None:
             return self._take_up(*self.taker.model)
         near = self.resumed and self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
@@ -325,7 +325,7 @@ class Member:
         return self._gossiped(Stopping(), now_ns)
 
     def _farewell(self) -> list[Effect]:
-        """Announce that we leave, from a later round on."""
+        """Announce that this member leaves, from a later round on."""
         members = self.membership
         if not members.announced or members.superseded or members.sent_away:
             return []

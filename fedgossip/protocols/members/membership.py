@@ -2,13 +2,13 @@
 
     every period      ping the next member; no answer: ask helpers to ping it; no message from it: suspect it
     a suspicion       is sent to all, also to the suspect, which refutes it by an entry with a higher incarnation
-    not refuted       each member without a message of it sends a verdict to all; enough of them: it is gone as of a
-                      round (see `roster`); it may still refute them, if it was only cut off
-    every ping        carries a digest of the roster; where two differ the peers compare, and send newer entries
+    not refuted       each member without a message from it sends a verdict to all; with enough of them it is gone as of
+                      a round (see `roster`); it may still refute them, if it was only cut off
+    every ping        contains a digest of the roster; if two differ, the peers compare, and send newer entries
 
 Differences from the paper: pings carry no updates but a digest.  The first silence triggers a ping of all members, so
-that a partition is seen as a whole.  A member that slept (its own timers are late) drops its suspicions and pings again
-first (as in Lifeguard).  A broken link is a silence without a ping.
+that a partition is seen as a whole.  A member that slept (its timers are late) drops its suspicions and pings again
+first (as in Lifeguard).  A broken link counts as silence without a ping.
 
 The state of another member, and its changes (a dot: unchanged):
 
@@ -20,9 +20,9 @@ The state of another member, and its changes (a dot: unchanged):
     left      | .         | .         | .         | .         | .         | here      | .         | away
     away      | .         | .         | .         | .         | .         | .         | .         | .
 
-Silence: pinged by us and by helpers, it sends no message.  Time up: our verdict; those of others may make it gone.  New
-life: its own entry with a higher incarnation, which refutes everything before.  A member with an earlier life announces
-nothing until its first contact has sent it what it announced then.
+Silence: no message after pings by this member and helpers.  Time up: this member's verdict; others' verdicts may make
+it gone.  New life: its entry with a higher incarnation, which refutes everything before.  A restarted member announces
+nothing until its first contact has sent its earlier announcements.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -83,7 +83,7 @@ Outcome = Effect | Event
 
 
 class Membership:
-    """One member's view of all.  `me`: its first entry, with an incarnation above those of its earlier lives.
+    """One member's view of all.  `me`: its first entry, with an incarnation above the earlier ones.
 
     `rounds`: of the run; a higher round is refused.  `seed`: for the draws.
     """
@@ -102,23 +102,23 @@ class Membership:
         self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
         self.settings, self.rounds = settings, rounds
         self.round = -1
-        """Number of completed rounds; -1: we do not take part yet.  Set by the owner."""
+        """Number of completed rounds; -1: this member takes no part so far.  Set by the owner."""
         self.contacts: list[NodeId] = []
         self.linked: set[NodeId] = set()
         self.lives: dict[NodeId, int] = {}
         self.reached: dict[NodeId, int] = {}
-        """Number of completed rounds of each."""
+        """Number of completed rounds of each member."""
         self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # with the time in nanoseconds
         self.contact = False
-        """Whether a member has sent us its numbers about us."""
+        """Whether a member has sent its numbers about this member."""
         self.returning = False
-        """Whether we had an earlier life in this run."""
+        """Whether this member had an earlier incarnation in this run."""
         self.announced = False
-        """Whether this life is announced; before, updates about us are about an earlier one."""
+        """Whether this incarnation is announced; before, updates about this member are about an earlier one."""
         self.superseded = False
-        """Whether another process runs with our id and key, and began later."""
+        """Whether another process runs with this id and key, and began later."""
         self.suspected_at = -1
-        """The highest incarnation in which a member suspected us."""
+        """The highest incarnation of this member that another one suspected."""
         self._sign, self._make = sign, make
         self._rng = seeds.stream(seed, "membership", me.node)
         self._came: dict[NodeId, int] = {}  # time of each last link
@@ -277,7 +277,7 @@ class Membership:
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
 
     def _passed_on(self, item: News) -> bool:
-        """Return whether to forward an update at once; an ineffective verdict has time."""
+        """Return whether to forward an update at once; an ineffective verdict can wait."""
         return not isinstance(item, ConfirmDead) or item in self.roster.standing(item.node)
 
     def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
@@ -308,7 +308,7 @@ class Membership:
         return effects
 
     def _pronounced(self, verdict: ConfirmDead, now_ns: int) -> list[Outcome]:
-        """Handle another's verdict: ping that member ourselves, as on a suspicion."""
+        """Handle another member's verdict: ping the judged member, as on a suspicion."""
         node = verdict.node
         if node == self.node:
             if not self.announced and self.roster.of_others().gone(node):  # of an earlier life
@@ -393,7 +393,7 @@ class Membership:
     # --- members ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> RosterSchedule:
-        """Return the graphs of all rounds under the present roster."""
+        """Return the graphs of all rounds under the current roster."""
         schedule = RosterSchedule(self.roster, self._make, self._made)
         schedule.earlier[self.node] = self._partners
         self._partners = schedule.partners(self.node)
@@ -407,7 +407,7 @@ class Membership:
         return node != self.node and node in self.roster.present_set
 
     def claims(self) -> list[int]:
-        """Return the completed rounds that the others report, descending."""
+        """Return the other members' reported numbers of completed rounds, descending."""
         present = self.roster.present_set
         return sorted((n for node, n in self.reached.items() if node in present and node != self.node), reverse=True)
 
@@ -417,17 +417,17 @@ class Membership:
         return claims[min(1, len(claims) - 1)] if claims else -1
 
     def watched(self) -> set[NodeId]:
-        """Return the members to ping: all contacts; where the link is broken, through others."""
+        """Return the members to ping: all contacts; those with a broken link through others."""
         if self._watching[0] is not self.roster:
             self._watching = self.roster, set(self.contacts) & self.roster.present_set - {self.node}
         return self._watching[1]
 
     def word(self) -> tuple[int, str]:
-        """Return the content of every ping: our round, and the digest of our roster."""
+        """Return the content of every ping: this member's round, and its roster's digest."""
         return self.round, self.roster.digest()
 
     def helpers(self, silent: NodeId) -> list[NodeId]:
-        """Return the members that can ping a silent one in our place, ascending."""
+        """Return the members that can ping a silent one in this member's place, ascending."""
         away = {silent, self.node, *self.suspects}
         return sorted(node for node in self.linked & self.roster.present_set if node not in away)
 
@@ -445,7 +445,7 @@ class Membership:
     # --- pings and suspects -------------------------------------------------------------------------------------------
 
     def informed(self, now_ns: int) -> bool:
-        """Return whether the network's round is known (by two reports just after a connection), and the fate of all
+        """Return whether the network's round is known (by two reports just after a connection), and the state of all
         suspects checked.
         """
         just_now = now_ns - 2 * self.settings.period_ns
@@ -465,7 +465,7 @@ class Membership:
         return effects
 
     def _wake(self, now_ns: int) -> list[Outcome]:
-        """After our own long absence drop the suspicions it caused, and ping all."""
+        """After this member's long absence drop the suspicions that it caused, and ping all."""
         self._detector.forget()
         effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
         for node, (suspicion, _) in self.suspects.items():
@@ -511,22 +511,22 @@ class Membership:
 
     @property
     def sent_away(self) -> bool:
-        """Whether the organiser has revoked our own membership."""
+        """Whether the organiser has revoked this member."""
         return self.node in self.roster.revoked
 
     @property
     def ended(self) -> Failure | None:
-        """The reason why we can no longer take part; None while we can."""
+        """The reason why this member can no longer take part; None while it can."""
         if self.superseded:
             return superseded(self.node)
         return sent_away(self.node) if self.sent_away else None
 
     def introduction(self) -> Join | None:
-        """Return the first message to members without our entry; None for a founder."""
+        """Return the first message to members without this member's entry; None for a founder."""
         return None if self.node in self.trust.founders else Join(self.me)
 
     def announce(self, since: int, until: int = -1) -> list[Outcome]:
-        """Announce to all that we take part from round `since` on, and before `until`."""
+        """Announce to all that this member takes part from round `since` on, and before `until`."""
         return self._announce(replace(self.me, since=since, until=until))
 
     def _announce(self, entry: Entry) -> list[Outcome]:
@@ -543,14 +543,14 @@ class Membership:
         return [*self._spread.send(self.linked, [announcement]), *rostered]
 
     def _moved(self, address: str) -> list[Outcome]:
-        """Announce a new address; an old one again to all that may have missed it."""
+        """Announce a new address; repeat an old one to all that may have missed it."""
         if address == self.me.address:
             return [*self._spread.send(self.linked, [self.me])]
         moved = self._report("moved", {"node": self.node, "address": address})
         return [moved, *self._announce(replace(self.me, address=address))]
 
     def _refute(self) -> list[Outcome]:
-        """Refute with a higher incarnation; from a later round on if our announced end is near."""
+        """Refute with a higher incarnation; from a later round on if the announced end is near."""
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
@@ -559,14 +559,14 @@ class Membership:
         return self._announce(replace(self.me, since=since))
 
     def _blamed(self) -> bool:
-        """Return whether a suspicion or verdict on us is newer than our entry and not for a far round."""
+        """Return whether a suspicion or verdict on this member is newer than its entry and not for a distant round."""
         near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
         return self.suspected_at >= self.me.incarnation or any(
             verdict.until <= near for verdict in self.roster.standing(self.node)
         )
 
     def _handle_own_entry(self, entry: Entry, sender: NodeId) -> list[Outcome]:
-        """Handle an entry of ours: of this life, of an earlier one, or of another process with our key."""
+        """Handle an entry of this member: of this incarnation, an earlier one, or another process with its key."""
         if entry == self.me or entry.incarnation < self.me.incarnation:
             return []
         if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:

@@ -1,4 +1,4 @@
-"""Acceptance of membership updates: signed by their author, about known members and known lives.  Pure."""
+"""Acceptance of membership updates: signed by their author, about known members and known incarnations.  Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trust:
     """(key of the links, key of the signatures) by id."""
     verify: Verify
     organiser: str = ""
-    """Public key that signs admissions and revocations; empty: there are none."""
+    """Public key that signs admissions and revocations; "": none are valid."""
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class NewsRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The roster with the updates in it; the new ones; the refused ones with reasons."""
+    """The roster with the updates in it; the new updates; the refused ones with reasons."""
 
     roster: Roster
     new: tuple[News, ...]
@@ -68,9 +68,9 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
     (`check_suspicion`).
 
     Refused: "signature", "identity" (another member's id), "unadmitted", "twin" (two entries of one incarnation: two
-    processes with one key), "stale" (an older incarnation), "ahead" (an unannounced later life), "stranger" (a node
-    outside the roster), "itself" (a judge of itself), "range" (no possible round or incarnation), "full", "revoked"
-    (about or by a revoked member).
+    processes with one key), "stale" (an older incarnation), "ahead" (an unannounced later incarnation), "stranger" (a
+    node outside the roster), "itself" (a judge of itself), "range" (no possible round or incarnation), "full",
+    "revoked" (about or by a revoked member).
     """
     new: list[News] = []
     refused: list[NewsRefusal] = []
@@ -109,7 +109,7 @@ def _without(roster: Roster, revocation: Revocation) -> Roster:
 
 
 def check_suspicion(roster: Roster, suspicion: Suspicion, trust: Trust) -> str:
-    """Return why `suspicion` is refused, or ""."""
+    """Return the reason why `suspicion` is refused, or ""."""
     reason = _claim_refused(roster, suspicion, trust)
     if reason or suspicion.incarnation >= roster.entries[suspicion.node].incarnation:
         return reason

@@ -1,31 +1,30 @@
 """The roster: signed entries of the members, verdicts on gone ones, and revocations.
 
-A member's state is its entry with the highest incarnation, and the verdicts on it.  A verdict is on an announced life,
-else a member could be driven to the last incarnation.  The order and repetition of updates do not matter: holders of a
-verdict also send its judge's entry.  A revocation overrides all updates by or about its member.
+A member's state is its entry with the highest incarnation, and the verdicts on it.  A verdict is on an announced
+incarnation, else a member could be driven to the last incarnation.  The order and repetition of updates do not matter:
+a peer sends a verdict together with its judge's entry.  A revocation overrides all updates by or about its member.
 
-The participants of a round are a function of the roster and the round, and so is the round's graph
-(`RosterSchedule`).  Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination;
-peers that receive one too late name the round's graph differently (`view`) from the others, and such edges do not
-count.
+The participants of a round are a function of the roster and the round, and so is the round's graph (`RosterSchedule`).
+Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination; peers that receive one
+too late have another `view` of the round's graph than the others, and such edges do not count.
 
 Source: Das, Gupta and Motivala, SWIM, DSN 2002.
 
-Of each judge one verdict on each life is kept; from them and the entries every peer computes the same:
+One verdict of each judge on each incarnation is stored; from these and the entries every peer computes the same:
 
     there      members that take part in the round
-    enough     quorum(there) judges, or all of those that can judge where these are fewer
-    can judge  members there, not out themselves and not judged by the own peer: those it receives from
-    counts     a verdict on the present life, by a judge with a voice that the own peer has not judged
+    enough     quorum(there) judges, or all that can judge if these are fewer
+    can judge  members there, not excluded and not judged by this peer: it receives from them
+    counts     a verdict on the current incarnation, by a judge with a voice that this peer has not judged
     excluded   members with enough verdicts that count, each from its round `until` on
 
-`excluded` is the least such set.  One false verdict has no effect; half of a partitioned network, or the last of three,
-is enough for itself.  The own peer's verdicts matter only where it receives from fewer than a quorum; these are cut off
-with it, and judge alike.
+`excluded` is the smallest such set.  One false verdict has no effect; half of a partitioned network, or the last of
+three, is enough for itself.  This peer's verdicts matter only if it receives from fewer than a quorum; these members
+are cut off with it, and judge the same.
 
-A verdict on an earlier life was refuted: where fewer than a quorum gave it, its judges have no voice for SILENT_ROUNDS
-about the round that they named.  An honest judge may lose its voice by a member that hides from it alone; others then
-do not wait for it.
+A verdict on an earlier incarnation was refuted: if fewer than a quorum gave it, its judges have no voice for
+SILENT_ROUNDS around their stated round.  An honest judge may lose its voice through a member that hides from it alone;
+others then do not wait for it.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import ConfirmDead, Entry, News, Revocation
 
 BLOCK_ROUNDS = 4
-"""Changes of the roster take effect in rounds that are multiples of this, so that several take effect together."""
+"""Number of rounds between changes of the roster: they take effect in multiples of it, so that several coincide."""
 
 LEAD_ROUNDS = 4
-"""Minimum rounds between announcement and effect: an update travels one link per round, as peers that wait for each
-other do.
+"""Minimum number of rounds between announcement and effect: an update travels one link per round, since peers wait for
+each other.
 """
 
 LAST_ROUND = 2**31 - 1
 
 LAST_INCARNATION = 2**53
-"""Far above every start in seconds; below the wire's limit, as a refutation is one higher."""
+"""Highest incarnation: far above every start in seconds; below the wire's limit, as a refutation is one higher."""
 
 
 def boundary_after(round: int) -> int:
-    """Return the round in which a change that is announced in `round` takes effect."""
+    """Return the round in which a change announced in `round` takes effect."""
     return ((round + LEAD_ROUNDS) // BLOCK_ROUNDS + 1) * BLOCK_ROUNDS
 
 
@@ -67,17 +66,17 @@ SILENT_ROUNDS = 64
 """Distance in rounds from a refuted verdict within which its judge's verdicts do not count."""
 
 LIVES_KEPT = 2
-"""Number of lives of each member with stored verdicts, the latest judged ones."""
+"""Number of incarnations of each member with stored verdicts, the latest judged ones."""
 
 JUDGES_KEPT = 64
-"""Maximum number of verdicts kept on one life; up to this number of members all are linked."""
+"""Maximum number of stored verdicts on one incarnation; up to this number of members all are linked."""
 
 Verdicts = tuple[ConfirmDead, ...]
 """All verdicts on one member, by (incarnation, judge)."""
 
 
 def quorum(members: int) -> int:
-    """Return the number of judges that must agree in a network of so many members; one less may lie without effect.
+    """Return the number of judges that must agree in a network of `members`; one less may lie without effect.
 
     At most 5: in a large network only the O(log n) linked members can judge.
     """
@@ -85,7 +84,7 @@ def quorum(members: int) -> int:
 
 
 def with_verdict(before: Verdicts, verdict: ConfirmDead) -> Verdicts:
-    """Return `before` with `verdict`, or `before` itself where it changes nothing; any order gives the same."""
+    """Return `before` with `verdict`, or `before` itself if it changes nothing; any order has the same result."""
     found = {(one.incarnation, one.by): one for one in before}
     key = verdict.incarnation, verdict.by
     if key in found and found[key].until <= verdict.until:  # of two of one judge the earlier end counts
@@ -124,10 +123,9 @@ def excluded(
     there: frozenset[NodeId],
     own: NodeId,
 ) -> frozenset[NodeId]:
-    """Return the excluded members.  `standing`: the verdicts in force; `there`: the participants; `own`: the viewing
-    peer.
+    """Return the excluded members.  `standing`: the valid verdicts; `there`: the participants; `own`: the viewing peer.
 
-    `mute`: on each, the judges whose verdicts do not count and who can give no other.
+    `mute`: by member, the judges whose verdicts do not count and who can give no other.
     """
     judged = {node for node, verdicts in standing.items() if any(one.by == own for one in verdicts)}
     judges = {node: {one.by for one in verdicts} - judged for node, verdicts in standing.items()}
@@ -147,25 +145,23 @@ def excluded(
 
 @dataclass(frozen=True)
 class Roster:
-    """All members ever known, as `own` sees them.  Immutable; `membership_updates.merge` makes new ones."""
+    """All members ever known, as seen by `own`.  Immutable; `membership_updates.merge` makes new ones."""
 
     entries: Mapping[NodeId, Entry] = field(default_factory=dict)
     verdicts: Mapping[NodeId, Verdicts] = field(default_factory=dict)
-    """On each member, also the refuted ones."""
+    """The verdicts on each member, including refuted ones."""
     revoked: Mapping[NodeId, Revocation] = field(default_factory=dict)
     own: NodeId = NOBODY
 
     @classmethod
     def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
-        """Return the first roster, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never
-        sent.
-        """
+        """Return the first roster, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never sent."""
         return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
 
     # --- participants -------------------------------------------------------------------------------------------------
 
     def of_others(self) -> Roster:
-        """Return this roster from the view of no member: without the weight of the own peer's verdicts."""
+        """Return this roster as seen by no member: without the weight of this peer's verdicts."""
         return replace(self, own=NOBODY)
 
     def gone(self, node: NodeId) -> bool:
@@ -202,7 +198,7 @@ class Roster:
 
     @cached_property
     def present_set(self) -> frozenset[NodeId]:
-        """The same, to ask for one of them."""
+        """The same members as a set, for lookups."""
         return frozenset(self._present)
 
     def changes(self) -> tuple[int, ...]:
@@ -210,7 +206,9 @@ class Roster:
         return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
 
     def changes_graph(self, before: Roster, news: Sequence[News]) -> bool:
-        """Return whether the graph of any round differs from that of `before`, which `news` were merged into."""
+        """Return whether the graph of any round differs from that of `before`; this roster is `before` with `news`
+        merged.
+        """
         spans = any(before._span(one.node) != self._span(one.node) for one in news)
         return spans or bool(news and before.lost() != self.lost())
 
@@ -251,11 +249,11 @@ class Roster:
         return judge not in self.revoked and not silent(self._refuted.get(judge, ()), round)
 
     def standing(self, node: NodeId) -> Verdicts:
-        """Return the verdicts on the present life of `node` that count."""
+        """Return the verdicts that count on the current incarnation of `node`."""
         return self._standing.get(node, ())
 
     def has_verdict(self, judge: NodeId, node: NodeId) -> bool:
-        """Return whether `judge` has given a verdict on the present life of `node`."""
+        """Return whether `judge` has given a verdict on the current incarnation of `node`."""
         life = self.entries[node].incarnation
         return any((one.by, one.incarnation) == (judge, life) for one in self.verdicts.get(node, ()))
 
@@ -297,7 +295,7 @@ class Roster:
         return {}
 
     def lost(self) -> tuple[tuple[int, frozenset[NodeId]], ...]:
-        """Return (round, excluded members from that round on) of each round in which they may change."""
+        """Return (round, excluded members from that round on) for each round of a possible change."""
         return tuple((turn, self.out(turn)) for turn in self._turns) if self._standing else ()
 
     # --- comparison with others ---------------------------------------------------------------------------------------
@@ -341,7 +339,7 @@ class Roster:
         return news
 
     def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
-        """Return whether a member with the numbers `known` may have updates that we lack."""
+        """Return whether a member with the numbers `known` may have updates that are missing here."""
         ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.known()}
         here = ((life, their_hash, *ours.get(node, (0, 0))) for node, life, their_hash in known)
         return any(
@@ -362,7 +360,7 @@ class PlaceWeights(Protocol):
 
 
 class Places(Protocol):
-    """A schedule over the places 0 to m - 1."""
+    """A schedule over the indices 0 to m - 1."""
 
     @property
     def period(self) -> int: ...
@@ -371,12 +369,12 @@ class Places(Protocol):
 
 
 Make = Callable[[tuple[NodeId, ...]], Places]
-"""Makes the graphs for these members, by their places in the tuple."""
+"""Creates the graphs for these members, by their indices in the tuple."""
 
 
 @dataclass(frozen=True)
 class _Named:
-    """Weights over places, returned by id."""
+    """Weights over indices, returned by id."""
 
     ids: tuple[NodeId, ...]
     weights: PlaceWeights
@@ -396,7 +394,7 @@ class RosterSchedule:
     """The mixing of each round: a function of (roster, round), the same at every peer.
 
     `made` caches the graphs of each set of members, for the next schedule too; `earlier`: one node's partners under
-    earlier rosters, which may have an account to settle.
+    earlier rosters, whose accounts may be open.
     """
 
     def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
@@ -417,7 +415,7 @@ class RosterSchedule:
         return max((change for change in self._changes if change <= round), default=0)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
-        """Return the members that take part in `round`, ascending."""
+        """Return the participants of `round`, ascending."""
         change = self._change(round)
         if change not in self._ids:
             self._ids[change] = self.roster.participants(change)
@@ -429,14 +427,14 @@ class RosterSchedule:
         return _Named(ids, self._places(ids).mixing(round))
 
     def view(self, round: int) -> str:
-        """Return a name for the participants of `round`: peers with the same graph give it the same."""
+        """Return an identifier of the participants of `round`: equal for peers with the same graph."""
         change = self._change(round)
         if change not in self._views:
             self._views[change] = f"{seeds.integer(0, 'view', *self.participants(round)):016x}"
         return self._views[change]
 
     def partners(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return all that `node` sends to or receives from in any round, or did, ascending."""
+        """Return all nodes that `node` sends to or receives from in any round, or did, ascending."""
         found = set(self.earlier.get(node, ()))
         for change in (0, *self._changes):
             ids = self.participants(change)

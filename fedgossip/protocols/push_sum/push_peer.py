@@ -8,19 +8,19 @@ the vectors; at node i, in every round:
     v_i  <-  the sum of the kept and the received parts
 
 The sum of all v_i is constant.  Difference from Assran et al. (ICML 2019): messages may be lost.  Each is a numbered
-`Parcel`, sent again until it is `Accepted`; a receiver that is gone, or has not accepted the last one in time, gets
-none.  Late mass counts on arrival, so none is lost and none counts twice.
+`Parcel`, sent again until it is `Accepted`; a receiver gets none if it is gone, or has not accepted the last one in
+time.  Late mass counts on arrival, so none is lost and none counts twice.
 
-The end: a peer waits until its parcels are accepted, then sends `Leaving` with the number of the last parcel taken of
-each partner; a parcel in flight returns to its sender, and one to a peer that is gone is reclaimed at the very end.
+The end: a peer waits until its parcels are accepted, then sends `Leaving` with the number of the last parcel accepted
+from each partner; a parcel in flight returns to its sender, and one to a lost peer is reclaimed at the very end.
 
 A parcel belongs to its sender until its acceptance is received:
 
-        at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
-                            \--Leaving(used < number)--> back       the receiver takes no more: the sender's again
-        at its receiver    number > taken: taken, and Accepted; otherwise a repetition: Accepted again
+    at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
+                        \--Leaving(used < number)--> back   the receiver accepts no more: the sender's again
+    at its receiver    number > taken: added, and Accepted; otherwise a repetition: Accepted again
 
-A share has one array per slot; its weight, float64 [1], travels as a number in the header.
+A share has one array per slot; its weight, float64 [1], is sent as a number in the header.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WEIGHT_MOST = 2.0**31
 """Maximum weight of a parcel: the number of nodes of the largest network."""
 
 LONGER = 3
-"""Maximum number of doublings of the wait for an acceptance: a parcel holds back its receiver's round."""
+"""Maximum number of doublings of the wait for an acceptance: a parcel delays its receiver's round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class PushSettings(RunLimits):
     targets: Literal["all", "one"] = "all"
     """Asynchronous: push to every out-neighbour in a round, or half of the mass to one of them."""
     deadline_ns: int = 30_000_000_000
-    """Synchronous: maximum wait for the in-neighbours' parcels after sending one's own."""
+    """Synchronous: maximum wait for the in-neighbours' parcels after sending this peer's."""
     least_deadline_ns: int = 5_000_000_000
     """Minimum deadline: it follows the measured rounds between this and `deadline_ns`; equal: it is constant."""
     answer_ns: int = 10_000_000_000
     """Maximum wait for an acceptance before a parcel is sent again."""
     first_answer_ns: int = 1_000_000_000
-    """Wait for an acceptance until enough of them were measured."""
+    """Wait for an acceptance until enough waits were measured."""
     least_answer_ns: int = 100_000_000
     """Minimum wait for an acceptance: it follows the measured ones."""
 
@@ -71,8 +71,8 @@ class PushSettings(RunLimits):
 class PushPeer(Lifecycle[State]):
     """Links, parcels and the end; the classes of `push_sum` define when shares are sent, and when mass counts.
 
-    At most one parcel to each partner is out.  Mass in flight and at all peers sums to the initial mass and all updates
-    since.
+    At most one parcel to each partner is open.  Mass in flight and at all peers sums to the initial mass and all
+    updates since.
     """
 
     settings: PushSettings
@@ -105,19 +105,19 @@ class PushPeer(Lifecycle[State]):
 
     @abstractmethod
     def ready(self, resumed: Checkpoint | None) -> None:
-        """Create the kind's own state, or restore it from the checkpoint."""
+        """Create the subclass's state, or restore it from the checkpoint."""
 
     @abstractmethod
     def exchange(self, now_ns: int) -> list[Effect]:
-        """Send shares of the outgoing vectors in an open round, and go on."""
+        """Send shares of the outgoing vectors in an open round, and continue."""
 
     @abstractmethod
     def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
-        """Handle mass from `sender`, or returned from there, sent in `round`."""
+        """Handle mass sent in `round` by `sender`, or returned by it."""
 
     @abstractmethod
     def expect_none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
-        """Handle that `sender` sends nothing in `round`."""
+        """Handle the notice that `sender` sends nothing in `round`."""
 
     @abstractmethod
     def freed(self, now_ns: int) -> list[Effect]:
@@ -171,19 +171,19 @@ class PushPeer(Lifecycle[State]):
         return self.exchange(now_ns)
 
     def round_done(self, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> list[Effect]:
-        """Complete the round; `vectors` and `facts` go into the checkpoint beside the parcels."""
+        """Complete the round; `vectors` and `facts` are added to the parcels in the checkpoint."""
         self.round += 1
         out, accounts = self.arcs.saved()
         saved = self.learner.checkpoint(self.round, {**out, **vectors}, {**accounts, **facts, **self.carried.saved()})
         return [RoundDone(self.round, self.learner.model, self.learner.staleness), saved]
 
     def free(self, targets: Sequence[NodeId]) -> list[NodeId]:
-        """Return the targets that can be sent to now."""
+        """Return the targets without an open parcel."""
         here = set(self.company.here())
         return [to for to in targets if to in here and to not in self.arcs.out]
 
     def give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
-        """Send each its share of the outgoing vectors; the caller keeps the rest."""
+        """Send each target its share of the outgoing vectors; the caller keeps the rest."""
         made: dict[float, Vectors] = {}
         effects: list[Effect] = []
         for to, share in shares.items():
@@ -195,7 +195,7 @@ class PushPeer(Lifecycle[State]):
         return effects
 
     def _send_out(self, to: NodeId, attempt: int) -> list[Effect]:
-        """Send the parcel that is out, once its receiver is linked."""
+        """Send the open parcel, once its receiver is linked."""
         if to not in self.company.linked:
             return []
         parcel = self.arcs.out[to]
@@ -255,7 +255,7 @@ class PushPeer(Lifecycle[State]):
         return not self.company.linked & self.arcs.out.keys()
 
     def leaving(self, to: NodeId) -> Leaving:
-        """Return our goodbye; `used`: the last parcel of `to` that we have taken, or ever will."""
+        """Return the `Leaving`; `used`: the last parcel from `to` that this peer has accepted or ever will."""
         done = to in self.company.left and to not in self.arcs.out
         return Leaving(self.round, used=self.arcs.taken.get(to, -1), done=done)
 
@@ -294,7 +294,7 @@ def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> 
 
 
 LIFE = 1 << 32
-"""The numbers of each life begin at a multiple of this: no parcel is taken for an earlier life's."""
+"""Distance of the first parcel numbers of two incarnations: no parcel is mistaken for an earlier incarnation's."""
 
 
 class Arcs:
@@ -303,11 +303,11 @@ class Arcs:
     def __init__(self, life: int) -> None:
         self.life = life
         self.out: dict[NodeId, Parcel] = {}
-        """Sent, and not yet accepted."""
+        """Sent parcels that are not accepted so far."""
         self.sent: dict[NodeId, int] = {}
-        """The newest number to each."""
+        """The newest number sent to each partner."""
         self.taken: dict[NodeId, int] = {}
-        """The newest number from each."""
+        """The newest number accepted from each partner."""
 
     def pack(self, to: NodeId, round: int, schema: str, share: Vectors) -> Parcel:
         assert to not in self.out, "the last parcel is not accepted"
@@ -318,18 +318,18 @@ class Arcs:
         return parcel
 
     def may_have_sent(self, to: NodeId, number: int) -> bool:
-        """Return whether parcel `number` can be ours: an earlier life's numbers are unknown."""
+        """Return whether this peer can have sent parcel `number`: an earlier incarnation's numbers are unknown."""
         return number <= max(self.sent.get(to, -1), self.life * LIFE - 1)
 
     def accepted(self, to: NodeId, number: int) -> bool:
-        """Drop an accepted parcel; return whether there was one."""
+        """Drop an accepted parcel; return whether it was open."""
         if to not in self.out or self.out[to].number > number:
             return False
         del self.out[to]
         return True
 
     def take(self, sender: NodeId, number: int) -> bool:
-        """Mark the parcel as taken; return whether it is new."""
+        """Mark the parcel as accepted; return whether it is new."""
         if number <= self.taken.get(sender, -1):
             return False
         self.taken[sender] = number

@@ -1,6 +1,6 @@
 """Push-sum on any directed graph, synchronous or asynchronous.  Parcels, mathematics and the end are in `push_peer`.
 
-**Synchronous.**  A round is mixed when the parcels of all in-neighbours are here.
+**Synchronous.**  A round is mixed when the parcels of all in-neighbours have arrived.
 
     phase      event                                         next phase
     joining    Rostered                                      training
@@ -15,7 +15,7 @@
     leaving    Accepted                                      finished
 
 In every round a peer waits for the acceptance of its last parcels ("blocked"), then for the parcels of its
-in-neighbours or the deadline; a receiver that gets none is notified (`Account`).  Where no deadline is missed the bits
+in-neighbours or the deadline; a receiver that gets none is notified (`Account`).  If no deadline is missed, the bits
 are those of the stacked engine.
 
 **Asynchronous.**  Overlapped stochastic gradient push, without a bound on staleness.
@@ -30,12 +30,11 @@ are those of the stacked engine.
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-Received mass is added at once; a peer waits only where no arc is free ("pausing"): its lead over its parcels is
-bounded.
+Received mass is added at once; a peer waits only if no arc is free ("pausing"): its lead over its parcels is bounded.
 
-Difference from the papers: a peer quicker than its in-neighbours sends mass in each round and receives little; its
+Difference from the papers: a peer faster than its in-neighbours sends mass in each round and receives little; its
 weight w goes to zero, an update of x moves x / w by 1 / w of it, and training diverges at any learning rate.  So a peer
-keeps at least LEAST_KEPT of what one of weight 1 keeps; any share is allowed, as the sums stay the same.
+keeps at least LEAST_KEPT of the mass that a peer of weight 1 keeps; any share is allowed, as the sums stay the same.
 
 Sources: Assran et al. (ICML 2019), section 4; also Spiridonoff, Olshevsky and Paschalidis, Robust asynchronous
 stochastic gradient-push, JMLR 21 (2020).
@@ -56,7 +55,7 @@ from fedgossip.protocols.gossip.mailbox import Sources, leads_of
 from fedgossip.protocols.gossip.partner_set import Deadline
 from fedgossip.protocols.push_sum.push_peer import PushPeer, part_of, weight_of
 
-# Received shares of mass, by sender and round, until the round in which they count.
+# Received shares of mass, by sender and round, until the round that counts them.
 
 
 Arrived = list[tuple[NodeId, int, Vectors]]
@@ -64,9 +63,9 @@ Arrived = list[tuple[NodeId, int, Vectors]]
 
 
 class ParcelMail:
-    """One peer's received mass.  `leads`: how many rounds ahead each in-neighbour can be.
+    """One peer's received mass.  `leads`: number of rounds that each in-neighbour can be ahead.
 
-    All mass that is put is taken once.  Of each sender it holds at most as many shares as rounds that it can be in;
+    All added mass is returned once.  For each sender it stores at most one share for each of its possible rounds;
     shares of other rounds are late, in one sum.
     """
 
@@ -80,7 +79,7 @@ class ParcelMail:
         """The last round for which each sender sends nothing more."""
 
     def keep(self, sender: NodeId, round: int, share: Vectors, current: int) -> None:
-        """Keep a share that was sent in `round`; ours is `current`."""
+        """Store a share sent in `round`; `current` is this peer's round."""
         if current <= round <= current + self.leads.get(sender, 0) and round not in self.kept.get(sender, ()):
             self.kept.setdefault(sender, {})[round] = share
         else:
@@ -105,7 +104,7 @@ class ParcelMail:
         return late
 
     def saved(self) -> tuple[dict[str, Vector], list[list[float]]]:
-        """Return the vectors and the facts of the kept shares, for a checkpoint taken when nothing is late."""
+        """Return the vectors and the facts of the stored shares, for a checkpoint when nothing is late."""
         vectors: dict[str, Vector] = {}
         mail: list[list[float]] = []
         for j, kept in self.kept.items():
@@ -115,7 +114,7 @@ class ParcelMail:
         return vectors, mail
 
     def restore(self, vectors: Mapping[str, Vector], mail: Any, count: int) -> None:
-        """Restore the result of `saved`; `count`: vectors of a share."""
+        """Restore the result of `saved`; `count`: number of vectors in a share."""
         for j, round, weight in mail:
             share = *(vectors[f"mail/{j}/{round}/{k}"] for k in range(count)), weight_of(weight)
             self.kept.setdefault(int(j), {})[int(round)] = share
@@ -140,7 +139,7 @@ class SyncPushSum(PushPeer[State]):
         self.mail.leads = self._leads()
 
     def _leads(self) -> dict[NodeId, int]:
-        """Return the leads of the partners; -1 of ourselves, as returned mass is of no later round."""
+        """Return the leads of the partners; -1 for this peer, as returned mass belongs to no later round."""
         return {self.node: -1, **leads_of(self.node, self.schedule, self.company.partners)}
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class SyncPushSum(PushPeer[State]):
         return self._share(now_ns)
 
     def _blocked(self) -> set[NodeId]:
-        """Return the receivers that have not accepted the last parcel yet."""
+        """Return the receivers that have not accepted the last parcel so far."""
         targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
         return targets & self.arcs.out.keys() & set(self.company.here())
 
@@ -250,14 +249,14 @@ class SyncPushSum(PushPeer[State]):
 
 LEAST_KEPT = 0.5
 LEAST_GIVEN = 1e-3
-"""Minimum share that is worth a message."""
+"""Minimum share for a message."""
 
 
 class AsyncPushSum(PushPeer[State]):
     """One peer of an asynchronous run."""
 
     def ready(self, resumed: Checkpoint | None) -> None:
-        """Nothing is stored beside the parcels."""
+        """Do nothing: the parcels are the only state."""
 
     def rostered(self, schedule: object) -> None:
         self.follow(schedule)
@@ -283,7 +282,7 @@ class AsyncPushSum(PushPeer[State]):
         return {free[drawn % len(free)]: 0.5} if free else {}
 
     def _affordable(self, shares: dict[NodeId, float]) -> dict[NodeId, float]:
-        """Return the shares, reduced where they would leave too little weight."""
+        """Return the shares, reduced if they would leave too little weight."""
         weight, given = float(self.learner.outgoing[-1][0]), sum(shares.values())
         least = LEAST_KEPT * (1.0 - given)
         if weight * (1.0 - given) >= least:

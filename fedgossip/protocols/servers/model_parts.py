@@ -2,11 +2,11 @@
 
 Shards are sent in pieces, assembled in any order of arrival, and in both directions may be encoded:
 
-    ShardCoding    the codec of each direction, and the decoding: the same at all
+    ShardCoding    the codec of each direction, and the decoding: the same at all participants
     CodedPushes    one worker's gradients, and its codec's error memory
 
-Each shard is encoded by itself.  A repeated push, also to a shard's next owner, is the same payload.  A pulled shard is
-encoded anew from the exact elements, so omissions do not accumulate; after the last round shards are sent whole.
+Each shard is encoded separately.  A repeated push, also to a shard's next owner, is the same payload.  A pulled shard
+is always encoded from the exact elements, so omissions do not accumulate; after the last round shards are sent uncoded.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PushFacts = tuple[int, int, int, int, int, float]
 
 
 class ModelParts(Protocol):
-    """The part of the model that is pulled for a clock, and its gradient."""
+    """The part of the model pulled for a clock, and its gradient."""
 
     @property
     def model(self) -> Vector:
-        """The vector that the run is measured by, [d]."""
+        """The vector that the run measures, [d]."""
 
     @property
     def ready(self) -> bool:
@@ -49,13 +49,13 @@ class ModelParts(Protocol):
 
     @property
     def always_whole(self) -> bool:
-        """Whether `model` is all that a gradient needs, in every round, and before the first too."""
+        """Whether `model` is sufficient for a gradient in every round, including before the first."""
 
     def choose(self, clock: int) -> list[Effect]:
         """Request the choice of the elements to pull for a clock."""
 
     def chosen(self, event: RowsChosen) -> None:
-        """Take the choice.  Raises TrainingError for an invalid one."""
+        """Store the choice.  Raises TrainingError for an invalid one."""
 
     def fits(self, clock: int) -> bool:
         """Return whether the chosen elements are those of this clock."""
@@ -64,26 +64,26 @@ class ModelParts(Protocol):
         """Return the number of elements to pull of a shard."""
 
     def digest(self, shard: int) -> str:
-        """Return the digest of their list of keys; empty where they are all."""
+        """Return the digest of their list of keys; "" if all elements are pulled."""
 
     def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
         """Return the messages that request them."""
 
     def take(self, pulled: Mapping[int, Vector], clock: int) -> None:
-        """Take the pulled elements of all shards for a clock; those of earlier ones are dropped."""
+        """Store the pulled elements of all shards for a clock, and drop those of earlier clocks."""
 
     def training(self, clock: int, accumulate: int | None) -> Train:
         """Request the gradient at the pulled model."""
 
     def divide(self, gradient: Vector | None, clock: int) -> None:
-        """Take the gradient of a clock, to be pushed in parts."""
+        """Store the gradient of a clock, to be pushed in parts."""
 
     def push(self, facts: PushFacts) -> tuple[list[Message], list[Chunk]]:
         """Return the push of a shard: messages to precede it, and the chunks to send until they are acknowledged."""
 
     @property
     def saved(self) -> Mapping[str, Vector]:
-        """The vectors of a checkpoint beside the model."""
+        """The vectors of a checkpoint in addition to the model."""
 
     def resend_lists(self, shards: Iterable[int]) -> None:
         """Send key lists again for these shards: they have new owners."""
@@ -161,14 +161,14 @@ def piece_length(kind: np.dtype[Any]) -> int:
 
 
 def pieces(vector: Vector) -> Iterator[tuple[int, Vector]]:
-    """Yield (start, elements) of a frozen vector [n]; views of it, which never change."""
+    """Yield (start, elements) of a frozen vector [n]; the elements are views that never change."""
     most = piece_length(vector.dtype)
     for start in range(0, vector.size, most):
         yield start, vector[start : start + most]
 
 
 KeyedPlace = tuple[int, int, int, int]
-"""(rows in all, first row of the piece, its number of rows, elements)."""
+"""(number of rows in all, first row of the piece, its number of rows, number of elements)."""
 
 
 def rows_in_piece(width: int, kind: np.dtype[np.floating]) -> int:
@@ -177,7 +177,7 @@ def rows_in_piece(width: int, kind: np.dtype[np.floating]) -> int:
 
 
 def keyed_pieces(rows: Rows) -> Iterator[tuple[KeyedPlace, tuple[Keys, Vector]]]:
-    """Yield (place, (keys, elements)) of some rows, at least one; views of them, which never change."""
+    """Yield (place, (keys, elements)) of some rows, at least one; the arrays are views that never change."""
     matrix = rows.matrix
     most = rows_in_piece(matrix.shape[1], rows.values.dtype)
     for start in range(0, len(rows.keys), most):
@@ -186,7 +186,7 @@ def keyed_pieces(rows: Rows) -> Iterator[tuple[KeyedPlace, tuple[Keys, Vector]]]
 
 
 class Assembly:
-    """A vector [length] in arrival.  Invariant: `_missing` are the starts of the missing pieces."""
+    """A vector [length] during its arrival.  Invariant: `_missing` are the starts of the missing pieces."""
 
     def __init__(self, length: int, kind: np.dtype[Any]) -> None:
         self.length, self.kind = length, kind
@@ -194,17 +194,17 @@ class Assembly:
         self._vector: Vector | None = None
 
     def expects(self, start: int, vectors: Sequence[Vector]) -> bool:
-        """Return whether the vectors of a message are a piece of this one."""
+        """Return whether the vectors of a message are a piece of this vector."""
         most = piece_length(self.kind)
         fits = _shapes(vectors) == [(self.kind, (min(most, self.length - start),))]
         return start % most == 0 and 0 <= start < self.length and fits
 
     def has(self, start: int) -> bool:
-        """Return whether an expected piece was taken before."""
+        """Return whether an expected piece was received before."""
         return start not in self._missing
 
     def take(self, start: int, vectors: Sequence[Vector]) -> None:
-        """Take a piece that is expected and new; a single piece is not copied."""
+        """Store a piece that is expected and new; a single piece is not copied."""
         (vector,) = vectors
         self._missing.remove(start)
         if vector.size == self.length:
@@ -222,13 +222,13 @@ class Assembly:
 
     @property
     def whole(self) -> Vector | None:
-        """The vector, frozen, where nothing is missing; else None."""
+        """The vector, frozen, if it is complete; else None."""
         return frozen(self._vector) if self._vector is not None and not self._missing else None
 
 
 class RowAssembly:
-    """Rows [of, width] with ascending keys in arrival; memory is used for received pieces alone, whatever `of`
-    announces.
+    """Rows [of, width] with ascending keys during their arrival; memory is used for received pieces alone, for any
+    announced `of`.
     """
 
     def __init__(self, of: int, width: int, kind: np.dtype[np.floating]) -> None:
@@ -238,7 +238,7 @@ class RowAssembly:
         self._here = 0
 
     def expects(self, start: int, vectors: Sequence[npt.NDArray[Any]]) -> bool:
-        """Return whether the vectors of a message are a piece of this one, with keys in order with the others."""
+        """Return whether the vectors of a message are a piece of these rows, with keys in order with the others."""
         rows = min(self._most, self.of - start)
         shapes = [(np.dtype(np.uint32), (rows,)), (self.kind, (rows * self.width,))]
         if start % self._most or not 0 <= start < self.of or _shapes(vectors) != shapes:
@@ -248,17 +248,17 @@ class RowAssembly:
         return follows and bool((keys[1:] > keys[:-1]).all())
 
     def has(self, start: int) -> bool:
-        """Return whether an expected piece was taken before."""
+        """Return whether an expected piece was received before."""
         return start in self._pieces
 
     def take(self, start: int, vectors: Sequence[npt.NDArray[Any]]) -> None:
-        """Take a piece that is expected and new."""
+        """Store a piece that is expected and new."""
         self._pieces[start] = vectors[0], vectors[1]
         self._here += vectors[0].size
 
     @property
     def whole(self) -> Rows | None:
-        """The rows, where nothing is missing; else None."""
+        """The rows, if they are complete; else None."""
         if self._here < self.of:
             return None
         parts = [self._pieces[start] for start in sorted(self._pieces)]
@@ -337,7 +337,7 @@ class CodedParts:
 
 @dataclass(frozen=True)
 class ShardCoding:
-    """`pushing`, `pulling`: codecs; None: uncoded.  `segments`: the tensors of each shard, where it has them whole."""
+    """`pushing`, `pulling`: codecs; None: uncoded.  `segments`: the tensors of each shard, if it has them whole."""
 
     placement: Placement
     kind: np.dtype[np.floating]
@@ -400,8 +400,9 @@ class ShardCoding:
 
 
 class CodedPushes(CodecMemory):
-    """One worker's gradients by a codec for each shard.  A clock closed without this worker loses its push, not the
-    error memory.
+    """One worker's gradients, with a codec for each shard.
+
+    If a clock is closed without this worker, its push is lost, but not the error memory.
     """
 
     def __init__(self, node: NodeId, sender: Sender, coding: ShardCoding) -> None:
@@ -429,7 +430,7 @@ class CodedPushes(CodecMemory):
         return tuple(found)
 
     def take_result(self, found: Vector) -> None:
-        """Nothing to update: the error memory does not depend on the clock's result."""
+        """Do nothing: the error memory does not depend on the clock's result."""
 
     def settled(self, rounds: int) -> None:
         """Update the error memory after this number of completed clocks."""
@@ -439,7 +440,7 @@ class CodedPushes(CodecMemory):
 
 
 def check_coded(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
-    """Raise ProtocolError for a coded message where an uncoded one is expected, or the other way round."""
+    """Raise ProtocolError for a coded message in place of an uncoded one, or the other way round."""
     if coded != expected:
         by = "by a codec" if coded else "without its codec"
         raise ProtocolError(f"{what} {by}", "Have all the same experiment file?", peer=sender)

@@ -1,9 +1,9 @@
-"""Received pushes and pulls at a server, and the workers that it waits for.
+"""Received pushes and pulls at a server, and the workers for which it waits.
 
-Pushes are checked, assembled from their pieces, and counted by the age of their model.  Of each worker and shard at
-most one pull is open.  A worker is silent when it has made no progress, a push begun or a reply taken, for the longest
-deadline; without a link, for its own deadline, which follows the time of its gradients.  The others then go on, and it
-takes part again when it pushes or pulls.
+Pushes are checked, assembled from their pieces, and counted by the age of their model.  Each worker has at most one
+open pull per shard.  Progress of a worker is a begun push or a received reply.  A worker without progress for the
+longest deadline is silent; without a link its own deadline applies, which follows the duration of its gradients.  The
+others then continue, and it takes part again when it pushes or pulls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedgossip.protocols.servers.row_parts import KeyLists
 from fedgossip.protocols.servers.shard_clocks import Gradient, ShardClocks
 
 MISSED_MAX = 1000
-"""Maximum number of steps between a reading and its push that is counted by itself; more are counted as this."""
+"""Maximum counted number of steps between a reading and its push; larger numbers count as this."""
 
 
 PushPiece = ShardPush | CodedPush | RowPush
@@ -46,7 +46,7 @@ PushPiece = ShardPush | CodedPush | RowPush
 
 
 class PushIntake:
-    """Invariant: of each worker and shard one push is assembled at a time, that of the worker's clock."""
+    """Invariant: for each worker and shard one push is assembled at a time, that of the worker's clock."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PushIntake:
 
     @property
     def seen(self) -> Mapping[str, Mapping[int, int]]:
-        """Number of pushes by the clocks, and by the steps, since the model that they were computed from."""
+        """Number of pushes by the age of the model that they were computed from: in clocks, and in steps."""
         return {"clocks": dict(sorted(self._lags.items())), "steps": dict(sorted(self._missed.items()))}
 
     def begun(self, sender: NodeId, shard: int) -> bool:
@@ -76,7 +76,7 @@ class PushIntake:
         return (shard, sender) in self._arriving
 
     def take(self, sender: NodeId, push: PushChunk, clocks: ShardClocks, width: int | None) -> Gradient | None:
-        """Take a piece; return the gradient where it is complete.  Raises ProtocolError for an invalid piece.
+        """Add a piece; return the gradient if it is complete.  Raises ProtocolError for an invalid piece.
 
         The caller has stored the keys of a RowPush.
         """
@@ -110,7 +110,7 @@ class PushIntake:
     def _decoded(
         self, sender: NodeId, push: CodedPush, clocks: ShardClocks, payload: Vector, arriving: Assembly
     ) -> Vector:
-        """Return the decoded gradient.  Raises ProtocolError, and the push's last piece then counts as missing."""
+        """Return the decoded gradient.  Raises ProtocolError; the push's last piece then counts as missing."""
         assert self.coding
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
         try:
@@ -174,7 +174,7 @@ class HeldPull:
 
 
 class WaitingPulls:
-    """`late`: (shard, worker) of workers that the others went on without; a reply may be for a later clock."""
+    """`late`: (shard, worker) of workers without which the others continued; a reply may be for a later clock."""
 
     def __init__(self, schema: str, coding: ShardCoding | None = None) -> None:
         self.schema, self.coding = schema, coding
@@ -184,7 +184,7 @@ class WaitingPulls:
         self._answered: dict[Place, int] = {}  # the clock of the last reply
 
     def forget(self, worker: NodeId | None = None) -> None:
-        """Drop a worker's pulls; without one all pulls and replies, for another tenure."""
+        """Drop a worker's pulls; without a worker all pulls and replies, for another tenure."""
         if worker is None:
             self.held, self._answered = {}, {}
         else:
@@ -196,7 +196,7 @@ class WaitingPulls:
         return {worker for _, worker in self.held}
 
     def given(self, places: Collection[Place]) -> int:
-        """Return the clock for which all of these have been answered."""
+        """Return the clock for which all of these places have been answered."""
         return min((self._answered.get(place, 0) for place in places), default=0)
 
     def answer(
@@ -222,7 +222,7 @@ class WaitingPulls:
         return effects
 
     def _payload(self, number: int, given: Vector) -> Payload:
-        """Return the encoded shard; encoded once for all that receive the same elements."""
+        """Return the encoded shard; it is encoded once for all receivers of the same elements."""
         assert self.coding
         before = self._said.get(number)
         if before is None or before[0] is not given:
@@ -231,7 +231,7 @@ class WaitingPulls:
 
 
 class Attendance:
-    """Invariant: `absent` and `left` are disjoint, and none of them is waited for.  Times in nanoseconds."""
+    """Invariant: `absent` and `left` are disjoint, and none of them is awaited.  Times in nanoseconds."""
 
     def __init__(self, workers: Sequence[NodeId], longest_ns: int, least_ns: int, start_ns: int) -> None:
         self.workers, self.start_ns, self.longest_ns = tuple(workers), start_ns, longest_ns
@@ -243,29 +243,29 @@ class Attendance:
 
     @property
     def present(self) -> list[NodeId]:
-        """The workers that are waited for, ascending."""
+        """The awaited workers, ascending."""
         return [worker for worker in self.workers if worker not in self.absent and worker not in self.left]
 
     @property
     def over(self) -> bool:
-        """Whether no worker needs the server any more: a silent linked one does until another has left."""
+        """Whether no worker needs the server any more: a silent linked worker needs it until another has left."""
         lost = self.absent if self.left else self.absent - self.linked
         return all(worker in self.left or worker in lost for worker in self.workers)
 
     def note_progress(self, worker: NodeId, now_ns: int) -> bool:
-        """Record progress of a worker; return whether the others had gone on without it."""
+        """Record progress of a worker; return whether the others had continued without it."""
         self._heard_ns[worker] = now_ns
         back = worker in self.absent
         self.absent.discard(worker)
         return back
 
     def pushed(self, worker: NodeId, now_ns: int) -> None:
-        """Record the first piece of a gradient: it took the time since the worker's last message."""
+        """Record the first piece of a gradient, whose duration is the time since the worker's last message."""
         if worker in self._heard_ns:
             self._paces[worker].record(now_ns - self._heard_ns[worker])
 
     def leave(self, worker: NodeId) -> None:
-        """Record a worker's goodbye."""
+        """Record a worker's `Leaving`."""
         self.absent.discard(worker)
         self.left.add(worker)
 
@@ -277,7 +277,7 @@ class Attendance:
         return self._heard_ns[worker] + patience
 
     def lose_silent(self, of: Collection[NodeId], now_ns: int) -> list[NodeId]:
-        """Mark the silent ones of these workers as absent; return them."""
+        """Mark the silent workers of `of` as absent; return them."""
         silent = [worker for worker in self.present if worker in of and self.due_ns(worker) <= now_ns]
         self.absent.update(silent)
         return silent

@@ -1,13 +1,13 @@
-"""A worker's part of a table: the rows that its batch needs, and the watched rows where it is measured.
+"""A worker's part of a table: the rows that its batch needs, and the watched rows when it is measured.
 
-Of each shard at least one row is pulled, as the reply acknowledges the push before it; a gradient without rows of a
+At least one row of each shard is pulled, as the reply acknowledges the previous push; a gradient without rows of a
 shard is sent as `NoRows`.
 
-A list of keys precedes the first message that refers to it by its digest; with the key-cache filter once to each
-server, as long as that stores it.  The keys of a push are sent as one bit for each pulled key.
+A list of keys precedes the first message that refers to it by its digest; with the key-cache filter it is sent once to
+each server, as long as the server stores it.  The keys of a push are sent as one bit for each pulled key.
 
     invariant   a stored list is ascending, and all its rows are the shard's
-    bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
+    bound       for each worker and shard the newest lists: LISTS_MAX, with KEPT_KEYS_MAX keys in all
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedgossip.protocols.servers.model_parts import PushFacts, pieces
 
 
 class RowParts:
-    """One worker's part of a run on a table.  `model` are the watched rows as they were last pulled."""
+    """One worker's part of a run on a table.  `model`: the watched rows at their last pull."""
 
     always_whole = False
 
@@ -47,7 +47,7 @@ class RowParts:
         accumulate: int,
         filters: Mapping[str, RowFilter | None],
     ) -> None:
-        """`filters` by their texts; None for the key-cache.  `every`: rounds between two measurements."""
+        """`filters` by their texts; None for the key-cache.  `every`: number of rounds between two measurements."""
         self.node, self.seed, self.placement, self.table, self.schema = node, seed, placement, table, schema
         self.model, self.rounds, self.every, self.accumulate = model, rounds, every, accumulate
         self.names, self.caches = [name for name in filters if name != KEY_CACHE], KEY_CACHE in filters
@@ -206,7 +206,7 @@ KEPT_KEYS_MAX = 2 * LIST_KEYS_MAX
 
 
 class NewestLists:
-    """The most recently used lists, by digest; both ends drop the same ones where nothing is lost."""
+    """The most recently used lists, by digest; without losses both ends drop the same ones."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[str, Keys] = OrderedDict()
@@ -223,7 +223,7 @@ class NewestLists:
         return self._lists.get(digest)
 
     def store(self, digest: str, keys: Keys) -> None:
-        """Store a list, and drop the oldest where there are too many."""
+        """Store a list; drop the oldest if there are too many."""
         if self.get(digest) is None:
             self._lists[digest] = keys
             self._count += keys.size
@@ -240,7 +240,7 @@ class KeyLists:
         self._of: dict[tuple[int, NodeId], NewestLists] = {}
 
     def take(self, sender: NodeId, message: RowKeys) -> None:
-        """Store a list of a shard that is owned here.  Raises ProtocolError for invalid keys."""
+        """Store a list of a shard owned by this server.  Raises ProtocolError for invalid keys."""
         what = f"server {self.node}, shard {message.shard}: keys of worker {sender}"
         keys: Any = message.vectors[0] if len(message.vectors) == 1 else None
         if keys is None or keys.dtype != np.uint32 or keys.shape != (message.count,) or message.schema != self.schema:
@@ -256,8 +256,8 @@ class KeyLists:
         lists.store(message.digest, frozen_keys(keys))
 
     def take_some(self, sender: NodeId, message: SomeKeys) -> None:
-        """Store a part of a list, if that is here; else it is requested when needed.  Raises ProtocolError for invalid
-        bits.
+        """Store a part of a list, if the list is stored; else it is requested when needed.  Raises ProtocolError for
+        invalid bits.
         """
         what = f"server {self.node}, shard {message.shard}: some keys of worker {sender}"
         bits: Any = message.vectors[0] if len(message.vectors) == 1 else None
@@ -279,7 +279,7 @@ class KeyLists:
         self._of[message.shard, sender].store(message.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
-        """Return a list that a worker refers to, or None; only one that was `used` is kept for longer."""
+        """Return a list referenced by a worker, or None; only a `used` one is stored for longer."""
         lists = self._of.get((shard, sender))
         return None if lists is None else lists.peek(digest)
 
@@ -289,5 +289,5 @@ class KeyLists:
             lists.get(digest)
 
     def forget(self, sender: NodeId) -> None:
-        """Drop a worker's lists, when it has lost its record of them."""
+        """Drop a worker's lists after it lost its record of them."""
         self._of = {place: lists for place, lists in self._of.items() if place[1] != sender}

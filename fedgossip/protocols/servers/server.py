@@ -8,13 +8,13 @@
 and from everywhere Stopping to finished.
 
 A pull for clock c + 1 is answered when `shard_clocks` permits the reading, all copies are safe (`tenure_shards`) and,
-where clocks have one step for all, the tenure is whole (`server_manager`); the reply acknowledges the push of c.
-Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
-(`push_intake`).  Sent arrays never change: a reply is of one step.
+if clocks have one step for all, the tenure is whole (`server_manager`); the reply acknowledges the push of c.  Repeated
+messages are answered from stored state.  A worker that is silent while others wait is left out (`push_intake`).  Sent
+arrays never change: a reply belongs to one step.
 
-The owners follow from the manager's tenure (`server_manager`); messages of another epoch are ignored.  A server that is
-to own a shard without a copy reports it as lost.  Of a table, RowPush, NoRows and RowPull take the place of the other
-messages (`row_parts`).
+The owners follow from the manager's tenure (`server_manager`); messages of another epoch are ignored.  A server that
+becomes the owner of a shard without a copy reports it as lost.  For a table, RowPush, NoRows and RowPull replace the
+other messages (`row_parts`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ServerSettings:
 
     rounds: int
     staleness: int | None = 0
-    """Maximum number of clocks between a push and the model it was computed from; None: no bound."""
+    """Maximum number of clocks between a push and the model that it was computed from; None: no bound."""
     deadline_ns: int = 30_000_000_000
     least_deadline_ns: int = 5_000_000_000
     start_ns: int = 300_000_000_000
@@ -100,7 +100,7 @@ class ServerSettings:
 class ParameterServer:
     """One server of `workers`; `placement` assigns the shards, and `manager` sends the present servers.
 
-    In a later life with a manager it owns nothing until a tenure.  `width`: of a row, where the shards are a table's.
+    After a restart with a manager it owns nothing until a tenure.  `width`: of a row, if the shards are a table's.
     `coding`: codecs of pushes and pulls, if any.
     """
 
@@ -155,7 +155,7 @@ class ParameterServer:
 
     @property
     def model(self) -> Vector:
-        """The initial model [d] with this server's shards in their present state; without the rows of a table."""
+        """The initial model [d] with the current state of this server's shards; without the rows of a table."""
         if self.width is not None:
             return self.initial
         whole = np.array(self.initial)
@@ -175,7 +175,7 @@ class ParameterServer:
 
     @property
     def _durable(self) -> bool:
-        """Whether replies need the disk: no copy elsewhere, or one step for all."""
+        """Whether replies must wait for the disk: without a copy elsewhere, or with one step for all."""
         return self.manager is None or self.settings.staleness == 0
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class ParameterServer:
         return self.links[node].resent(now_ns)
 
     def _end_if_alone(self, now_ns: int) -> list[Effect]:
-        """End after as long without a worker's message as they are waited for at the beginning.
+        """End after a silence of all workers as long as the maximum wait at the beginning.
 
         A training worker may be silent; a waiting one repeats its request.
         """
@@ -310,7 +310,7 @@ class ParameterServer:
     # --- pushes and pulls -----------------------------------------------------------------------------------------
 
     def _of_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
-        """Handle a message on rows; request its keys where they are not stored."""
+        """Handle a message on rows; request its keys if they are not stored."""
         if message.epoch != self.epoch:
             return []
         self._shard(sender, message.shard)
@@ -466,7 +466,7 @@ class ParameterServer:
         return [LocalWork(given)]
 
     def _ready(self) -> list[Effect]:
-        """Report all copies as here: the manager repeats its tenure until then."""
+        """Report that all copies are stored: the manager repeats its tenure until then."""
         lacking = self.tenure.copies.lacking
         return (
             [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch, self.tenure.whole))]

@@ -9,14 +9,14 @@
 and from everywhere Stopping to finished.
 
 A server that is lost for a while is excluded from the next tenure: keepers of copies of its shards own them.  A new
-server receives copies, and is in the tenure after its report of all of them; a copy on its own disk may be old.  Where
-no other server has a restarted one's shard, the next tenure begins anew from its disk.
+server receives copies, and is in the tenure after its report of all of them; a copy on its disk may be old.  If no
+other server has a restarted server's shard, the next tenure begins again from its disk.
 
 A tenure is on disk before it is sent, and repeated until it is acknowledged; the next one begins when all servers of
-this one, except lost ones, have acknowledged it.  When all have their copies it is whole: that is on disk, and sent,
-before an owner answers, so all that workers received is on the disks of the last whole tenure's servers.  While the
-manager is away nothing changes.  One whose tenure more than half of the servers contradict is a second manager, or
-has lost its folder, and ends.  The run is over when more than half of all workers have reported all rounds.
+this one, except lost ones, have acknowledged it.  When all have their copies the tenure is whole: this is on disk, and
+sent, before an owner answers, so all state that workers received is on the disks of the last whole tenure's servers.
+While the manager is away nothing changes.  A manager whose tenure more than half of the servers contradict is a second
+manager, or has lost its folder, and ends.  The run is over when more than half of all workers have reported all rounds.
 
 Source: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014, section 4; here the
 manager is not replicated.
@@ -61,17 +61,18 @@ class ManagerSettings:
     patience_ns: int = 5_000_000_000
     """Maximum wait for a server without a link."""
     worker_ns: int = 30_000_000_000
-    """Maximum wait for a worker, once others have ended, and for a server without which state would be lost."""
+    """Maximum wait for a worker, once others have ended, and for a server whose loss would lose state."""
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
     durable: bool = False
-    """Whether a server has all that it answered for its own shards on its disk."""
+    """Whether a server writes all answered state of its shards to its disk."""
 
 
 class ServerManager:
-    """Invariant: `servers` together hold all state that workers ever received, unless `copies` were lost at once.
+    """Invariant: `servers` together have all state that workers ever received, unless `copies` servers were lost at
+    once.
 
-    In a later life it resumes the last tenure.
+    After a restart it resumes the last tenure.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ServerManager:
             self.tenure = Tenure(facts["epoch"], tuple(facts["servers"]), joining)
             self.lives = dict(zip(self.all, facts["lives"], strict=True))
         self.whole = tuple(resumed.facts.get("whole", self.tenure.servers)) if resumed else self.tenure.servers  # type: ignore[arg-type]
-        """The servers of the last whole tenure: all that was ever answered is on their disks."""
+        """The servers of the last whole tenure: all answered state is on their disks."""
         self.gathering = life > 0  # until the servers in a new life are known
         self.met: dict[NodeId, int] = {}  # connected servers, with their life
         self.linked: set[NodeId] = set()
@@ -196,7 +197,7 @@ class ServerManager:
         return []
 
     def _owns(self, sender: NodeId, shard: int, epoch: int) -> bool:
-        """Return whether a report of a lost shard is its owner's, or of an earlier tenure."""
+        """Return whether a report of a lost shard comes from its owner, or from an earlier tenure."""
         if sender not in self.all or epoch != self.tenure.epoch:
             return sender in self.all
         shards = self.placement.shards
@@ -232,7 +233,7 @@ class ServerManager:
         return [*self._review(), *self._send_tenure()]
 
     def _meet(self, node: NodeId) -> None:
-        """Record a present server: outside the tenure, or in a later life, it has no state."""
+        """Record a present server: outside the tenure, or after a restart, it has no state."""
         self.lost.discard(node)
         there = node in self.tenure.servers or node in self.tenure.joining
         if not there or self.met[node] > self.lives[node]:
@@ -240,7 +241,7 @@ class ServerManager:
         self.lives[node] = max(self.met[node], self.lives[node])
 
     def _begin(self) -> list[Effect]:
-        """Resume with the servers of the last tenure, or anew if all of them restarted."""
+        """Resume with the servers of the last tenure, or from their disks if all of them restarted."""
         if not self.gathering:
             return []
         anew, self.gathering = self._all_anew, False
@@ -257,7 +258,7 @@ class ServerManager:
 
     @property
     def _all_anew(self) -> bool:
-        """Return whether all servers of the last tenure that are present have restarted."""
+        """Return whether all present servers of the last tenure have restarted."""
         here = {*self.tenure.servers, *self.whole} & self.met.keys() if self.gathering else set()
         return bool(here) and all(self.met[server] > self.lives[server] for server in here)
 
@@ -305,7 +306,7 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _is_on_disks(self, out: set[NodeId]) -> bool:
-        """Return whether a shard is at restarted servers alone, each with its own on disk."""
+        """Return whether a shard is only at restarted servers, each with its copy on disk."""
         now, owners = self.tenure, {*self.tenure.servers}
         kept = now.anew or self.blank & owners <= self.taken
         lost = any(holders <= out for holders in self.holding.values())
@@ -352,7 +353,7 @@ class ServerManager:
         return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
 
     def _not_back(self, missing: Sequence[NodeId]) -> list[Effect]:
-        """End where all others restarted: their copies on disk may lack an answered step."""
+        """End if all others restarted: their copies on disk may lack an answered step."""
         who = (
             f"server {', '.join(map(str, missing))} of the last tenure is not back, and its parts of the model with it"
         )

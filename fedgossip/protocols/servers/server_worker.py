@@ -12,13 +12,13 @@
 
 and from everywhere Stopping to finished.
 
-At the model of clock c it requests its gradient, pushes that to all shards, and pulls each for clock c + 1.  Messages
-are repeated; servers take each once.  A server may answer for a later clock: it continues from there with all shards.
-One that holds a pull for longer than an honest server can counts as gone.
+At the model of clock c it requests its gradient, pushes it to all shards, and pulls each for clock c + 1.  Messages are
+repeated; servers count each once.  A server may answer for a later clock: the worker continues from there with all
+shards.  A server that holds a pull for longer than an honest one counts as gone.
 
 With `push` = n the sum of n gradients is pushed (Downpour SGD: Dean, Corrado, Monga and others, Large scale distributed
-deep networks, NIPS 2012, algorithm 1.1): after each the worker steps on its own copy, or, after every `fetch`-th, pulls
-the model of the open clock.  A round of its record is a gradient.
+deep networks, NIPS 2012, algorithm 1.1): after each the worker steps on its local copy, or, after every `fetch`-th,
+pulls the model of the open clock.  A round of its record is a gradient.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from fedgossip.protocols.allreduce.round_sums import weight_of
 from fedgossip.protocols.servers.model_parts import Assembly, ModelParts, ShardCoding, WholeParts, check_coded
 
 BYES_MAX = 5
-"""Maximum number of goodbyes to a server that does not answer."""
+"""Maximum number of `Leaving` messages to a server that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class WorkerSettings:
 
 
 class PushPullWorker:
-    """One worker.  `servers` are all of them; `placement` assigns each shard to an owner."""
+    """One worker.  `servers`: all servers; `placement` assigns each shard to an owner."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PushPullWorker:
         coding: ShardCoding | None = None,
         rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts`: the model, of `resumed` if given; `coding`: of pulled shards; `rate`: of a step on the own copy
+        """`parts`: the model, of `resumed` if given; `coding`: of pulled shards; `rate`: of a step on the local copy
         between pulls.
         """
         self.rate = rate
@@ -137,7 +137,7 @@ class PushPullWorker:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self.phase == "finished":
             return []
         match event:
@@ -259,7 +259,7 @@ class PushPullWorker:
         return [*self._goodbye(), *self._finish(Failure("network", text, advice))]
 
     def _managed(self, message: Message, now_ns: int) -> list[Effect]:
-        """Handle the manager's message; unanswered messages go to a new tenure's owners."""
+        """Handle the manager's message; unanswered messages are sent to a new tenure's owners."""
         match message:
             case Tenure(epoch):
                 taken = Send(self.manager or 0, TenureTaken(max(epoch, self.epoch)))
@@ -289,7 +289,7 @@ class PushPullWorker:
 
     @property
     def _step(self) -> int:
-        """The number of gradients behind this worker: with push = 1 its clock."""
+        """The number of this worker's completed gradients: with push = 1 its clock."""
         return self.clock * self.settings.push + self.taken
 
     def _go_on(self) -> list[Effect]:
@@ -317,7 +317,7 @@ class PushPullWorker:
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
 
     def _step_alone(self, gradient: Vector, accrued: Vector, now_ns: int) -> list[Effect]:
-        """Go on in the same clock: with the pulled model, or the own copy after a step."""
+        """Continue in the same clock: with the pulled model, or with the local copy after a step."""
         self.taken, self.accrued = self.taken + 1, accrued
         if self.taken % self.settings.fetch == 0:
             return self._pull(self.clock, self.clock, now_ns)
@@ -364,7 +364,7 @@ class PushPullWorker:
         return [*(Send(server, one) for one in keys), *self.links[server].resent(now_ns), *self._pulls([server])]
 
     def _ask_again(self, now_ns: int) -> list[Effect]:
-        """Request missing shards again; end where a server has sent no message for too long."""
+        """Request missing shards again; end if a server has sent no message for too long."""
         if now_ns - self._asked_ns >= self.settings.again_ns:
             asked, later = self._pulls(), self._ask_anew(now_ns)
         else:
@@ -446,7 +446,7 @@ class PushPullWorker:
 
     @property
     def _staleness(self) -> int | None:
-        """Maximum over shards of the steps that the last push had missed; None where clocks close together."""
+        """Maximum over shards of the steps that the last push had missed; None if clocks close together."""
         apart = any(one.steps != one.version for one in self.given.values())
         return max(one.missed for one in self.given.values()) if apart else None
 
@@ -470,12 +470,12 @@ class PushPullWorker:
 
 
 PulledPiece = Pulled | CodedPulled | RowsPulled
-"""A piece of a shard that a server sends."""
+"""A piece of a shard, sent by a server."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledShard:
-    """A shard as its server sent it; see messages.Pulled."""
+    """A shard from its server; see messages.Pulled."""
 
     clock: int
     version: int
@@ -485,7 +485,7 @@ class PulledShard:
 
 
 class PulledShards:
-    """The pulled shards of one clock.  Invariant: of each shard the newest received clock is assembled."""
+    """The pulled shards of one clock.  Invariant: for each shard the newest received clock is assembled."""
 
     def __init__(
         self, node: NodeId, placement: Placement, schema: str, rounds: int, coding: ShardCoding | None = None
@@ -515,7 +515,7 @@ class PulledShards:
         wanted: int | None,
         parts: ModelParts,
     ) -> bool:
-        """Take a piece for the clock `wanted` (None: no open pull); return whether it completes a shard.
+        """Add a piece for the clock `wanted` (None: no open pull); return whether it completes a shard.
 
         Raises ProtocolError for an invalid piece.
         """

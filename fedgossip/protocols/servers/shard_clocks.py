@@ -1,10 +1,10 @@
-"""One shard of the model at its server: the pushes in it, and the versions that workers may read.
+"""One shard of the model at its server: its pushes, and the versions that workers may read.
 
 A worker at clock c has pushed for the clocks below c.  Two ways to step on pushes:
 
     StepPerClock   all pushes of a clock make one mean, which takes one step: the bits of an all-reduce
-        StepPerPush    each push takes a step on arrival; a worker reads a shard with the pushes of all workers
-                       present for the clocks below c - s at least, and all of its own
+    StepPerPush    each push takes a step on arrival; a worker reads a shard with the pushes of all present workers for
+                   the clocks below c - s at least, and all of the worker's pushes
 
 The second is stale synchronous parallel computation: the fastest worker is at most s clocks ahead of the slowest.  Its
 s = 0 is not StepPerClock, as updates are applied one by one.
@@ -17,15 +17,15 @@ Staleness-aware Async-SGD for distributed deep learning, IJCAI 2016.
 
 A shard's entries in a server's checkpoint:
 
-        "3.x", "3.velocity", ...    the arrays of shard 3: the model's, the descent's, and those beside it
+    "3.x", "3.velocity", ...    the arrays of shard 3: the model's, the descent's, and further ones
     "3"                         its plain numbers, and the clocks of its workers, ascending by id
 
-Pushes that wait for others of their clock are not stored: they are pushed again.  Of a table's shard the touched rows
+Pushes that wait for others of their clock are not stored: they are pushed again.  For a table's shard the touched rows
 are stored, in blocks that are shared and not copied:
 
-        "3.keys", "3.places"        the rows, and their places
-        "3.x.0", "3.x.1", ...       blocks of the model's array, and of each of the descent's
-        "3.before.0", ...           the model's blocks that differed a clock earlier
+    "3.keys", "3.places"        the rows, and their places
+    "3.x.0", "3.x.1", ...       blocks of the model's array, and of each of the descent's
+    "3.before.0", ...           the model's blocks that differed a clock earlier
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ShardReading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardChange:
-    """A change of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
+    """A change of a shard: a step of `rate` along `gradient` that closes `clock` of `workers`; () for all.
 
     No gradient: a clock without pushes, or a push without rows.
     """
@@ -83,7 +83,7 @@ class ShardChange:
     rate: float
     workers: tuple[NodeId, ...]
     gradient: Gradient | None
-    """Frozen: it is sent to copies after its step, which else could reuse its memory."""
+    """Frozen: it is sent to copies after its step; otherwise the step could reuse its memory."""
 
     def __post_init__(self) -> None:
         numbers = self.gradient.values if isinstance(self.gradient, Rows) else self.gradient
@@ -92,7 +92,7 @@ class ShardChange:
 
 
 class ShardClocks(ABC):
-    """A shard and the clocks of its pushes.  It begins with x [n]; a table's without touched rows."""
+    """A shard and the clocks of its pushes.  It begins with x [n]; a table's begins without touched rows."""
 
     def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         self.descent, self.rounds = descent, rounds
@@ -100,9 +100,9 @@ class ShardClocks(ABC):
         self.steps = 0
         self.clocks: dict[NodeId, int] = dict.fromkeys(workers, 0)
         self.closed = 0
-        """Number of clocks with their step done; 0 where each push has one."""
+        """Number of clocks with a completed step; 0 if each push has one."""
         self.missed: dict[NodeId, int] = dict.fromkeys(workers, 0)
-        """Steps between each worker's last reading and its push."""
+        """Number of steps between each worker's last reading and its push."""
 
     @property
     def x(self) -> Content:
@@ -110,7 +110,7 @@ class ShardClocks(ABC):
 
     @property
     def extra(self) -> Sequence[Content]:
-        """The arrays beside the state of the descent, each as large as x."""
+        """Further arrays next to the state of the descent, each as large as x."""
         return ()
 
     @abstractmethod
@@ -122,7 +122,7 @@ class ShardClocks(ABC):
         clocks: Sequence[int],
         extra: Sequence[Content],
     ) -> None:
-        """Replace the state by another's: `clocks` of the workers, ascending by id."""
+        """Overwrite the state by a received one: `clocks` of the workers, ascending by id."""
 
     def enter(self, worker: NodeId, clock: int) -> None:
         """Record a worker that joins or returns, and pushes from this clock on."""
@@ -134,13 +134,13 @@ class ShardClocks(ABC):
 
     @abstractmethod
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
-        """Take a worker's whole gradient for its clock, computed at step `steps`; return the step to apply, if one is
+        """Add a worker's whole gradient for its clock, computed at step `steps`; return the step to apply, if one is
         due.
         """
 
     @abstractmethod
     def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
-        """Return the step that is due, with those present, or a clock closed without pushes; the caller applies it."""
+        """Return the due step for the `present` workers, or a clock closed without pushes; the caller applies it."""
 
     @abstractmethod
     def apply(self, change: ShardChange) -> None:
@@ -148,24 +148,25 @@ class ShardClocks(ABC):
 
     @abstractmethod
     def version(self, present: Collection[NodeId]) -> int:
-        """Return the first clock of which a push of a present worker may be missing."""
+        """Return the first clock that may lack a push of a present worker."""
 
     @abstractmethod
     def reading(
         self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool
     ) -> ShardReading | None:
-        """Return the reading for a pull for `clock`; None where it waits.  `anew`: nothing to push before; `late`:
-        others went on.
+        """Return the reading for a pull for `clock`; None if it must wait.
+
+        `anew`: nothing to push before; `late`: others continued without this worker.
         """
 
 
 class StepPerClock(ShardClocks):
-    """Synchronous: closed clocks have one step each, on the mean of all pushes for it, weighted by examples."""
+    """Synchronous: each closed clock has one step, on the mean of all its pushes, weighted by examples."""
 
     def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         super().__init__(descent, x, workers, rounds)
         self.before: Content = self.x
-        """The shard a clock earlier, for workers that join while another shard is still at that clock."""
+        """The shard one clock earlier, for workers that join while another shard is still at that clock."""
         self._sum: ExactSum | RowSum | None = None
 
     @property
@@ -226,7 +227,9 @@ class StepPerClock(ShardClocks):
 
 
 class StepPerPush(ShardClocks):
-    """Asynchronous, at most `staleness` clocks apart (None: no bound); `damped`: k missed steps give rate / (1 + k)."""
+    """Asynchronous, at most `staleness` clocks apart (None: no bound); `damped`: after k missed steps the rate is rate
+    / (1 + k).
+    """
 
     def __init__(
         self,

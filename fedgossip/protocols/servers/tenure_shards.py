@@ -1,4 +1,4 @@
-"""One server's shards in a tenure: its own, and its copies of others'.
+"""One server's shards in a tenure: the owned ones, and its copies of others.
 
 Their assignment follows from the tenure and the placement.  State from before a tenure is valid for the next one only.
 """
@@ -41,7 +41,7 @@ MakeShard = Callable[[Shard, Vector], ShardClocks]
 
 
 class TenureShards:
-    """`shards` are owned.  In epoch -1 there are none: the manager has not assigned any to this life yet."""
+    """`shards` are owned.  Epoch -1: none, as the manager has assigned none to this incarnation so far."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TenureShards:
 
     @property
     def everything(self) -> Mapping[int, ShardClocks]:
-        """All local shards with a state, for a checkpoint: a copy that was never received has none."""
+        """All local shards with a state, for a checkpoint; a copy that was never received has none."""
         return {**self.shards, **self.copies.valid}
 
     @property
@@ -90,7 +90,7 @@ class TenureShards:
         return min((one.version(present) for one in here), default=0)
 
     def apply(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
-        """Apply a change to an owned shard, here and at the keepers of copies."""
+        """Apply a change to an owned shard, locally and at the keepers of copies."""
         self.shards[number].apply(change)
         return self.copies.changed(number, change, now_ns)
 
@@ -124,7 +124,7 @@ class TenureShards:
         ]
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
-        """Take a piece of a copy, or of a change of one, of this epoch.  Raises ProtocolError."""
+        """Add a piece of a copy, or of a change of one, of this epoch.  Raises ProtocolError."""
         return self.copies.take(sender, message, self._owner(sender, message.shard))
 
     def _owner(self, sender: NodeId, shard: int) -> NodeId:
@@ -139,29 +139,29 @@ class TenureShards:
             raise ProtocolError(f"server {self.node}: shard {shard} is not that of server {sender}", peer=sender)
 
     def failure(self, number: int, after: int) -> Failure:
-        """Return the failure of a run without any copy of a shard, after so many rounds."""
+        """Return the failure of a run without any copy of a shard, after `after` rounds."""
         shards = self.placement.shards
         words = shards[number].words if number < len(shards) else "?"
         text = f"no server has a copy of elements {words} of the model, after round {after}"
         return Failure("network", text, "Start all again with --resume, or raise replication.")
 
 
-# Copies of shards: those of this server's shards at others, and those that it keeps for others.
+# Copies of shards: those of this server's shards at others, and those that it stores for others.
 #
 # The owner numbers the changes of a shard.  At the beginning of its tenure it sends the whole shard to the keepers of
-# its copies, and then each change: the gradient of the step, and they make the same step.  A shard is `safe` when they
-# have acknowledged every piece of that: only then is a worker answered, so the next owner lacks nothing that was sent.
+# its copies, and then each change: they apply the same gradient step.  A shard is `safe` when they have acknowledged
+# every piece: only then is a worker answered, so the next owner lacks nothing that was sent.
 #
-#     invariant   a copy is its owner's shard after some change that the owner has made, whole
+#     invariant   a copy is its owner's shard after one of the owner's changes, whole
 #     bound       changes received before their turn are at most as many as can be in transfer on a link
 
-# Messages of a shard's owner to the keepers of copies: its changes, and its whole content; of elements and of rows.
+# Messages of a shard's owner to the keepers of copies: its changes, and its whole content; for elements and rows.
 #
-# Of elements all are sent, in pieces.  Of a table's rows the touched ones are, each piece with their keys.
+# All elements are sent, in pieces.  Of a table only the touched rows are sent, each piece with their keys.
 
 
 Whole = Vector | Rows | None
-"""The assembled pieces of a change or copy; None where it has only numbers."""
+"""The assembled pieces of a change or copy; None for one with only numbers."""
 
 
 def change_messages(epoch: int, shard: int, number: int, change: ShardChange, schema: str) -> Sequence[ChangeMessage]:
@@ -191,7 +191,7 @@ def copy_messages(epoch: int, shard: int, number: int, clocks: ShardClocks, sche
 
 
 def arrays_of(clocks: ShardClocks) -> int:
-    """Return the number of arrays of a shard: the model's, the descent's, those beside it."""
+    """Return the number of arrays of a shard: the model's, the descent's, and further ones."""
     state = clocks.state
     return len(state.blocks if isinstance(state, RowTable) else saved(state)[0]) + len(clocks.extra)
 
@@ -210,7 +210,7 @@ def _all_rows(clocks: ShardClocks, table: RowTable) -> Rows | None:
 
 
 def arriving(message: ChangeMessage | CopyMessage, clocks: ShardClocks, length: int) -> Assembly | RowAssembly | None:
-    """Return the assembly for the pieces of a message; None where it is complete, or of another kind."""
+    """Return the assembly for the pieces of a message; None if it is complete, or of another kind."""
     many = arrays_of(clocks) if isinstance(message, CopyMessage) else 1
     state = clocks.state
     if isinstance(message, RowStep | RowCopy) and isinstance(state, RowTable):
@@ -221,7 +221,7 @@ def arriving(message: ChangeMessage | CopyMessage, clocks: ShardClocks, length: 
 
 
 def fits(message: ChangeMessage | CopyMessage, clocks: ShardClocks) -> bool:
-    """Return whether a message fits the shard: a table's, or a vector's, of the same workers and descent."""
+    """Return whether a message fits the shard: a table's or a vector's, with the same workers and descent."""
     of_rows = isinstance(clocks.state, RowTable)
     if isinstance(message, EmptyStep):
         return True
@@ -271,10 +271,10 @@ class ShardCopies:
         """The keepers of copies of each shard that this server owns."""
         self.numbers: dict[int, int] = {}  # number of changes of each local shard
         self.here: dict[int, ShardClocks] = {}
-        """The copies that this server keeps."""
+        """The copies stored at this server."""
         self._valid: set[int] = set()
         self.current: set[int] = set()
-        """Those of them received from this epoch's owner."""
+        """Numbers of the copies received from this epoch's owner."""
         self._arriving: dict[tuple[int, int], Assembly | RowAssembly] = {}  # by (shard, number of the change)
         self._early: dict[tuple[int, int], ShardChange] = {}
 
@@ -287,7 +287,7 @@ class ShardCopies:
         here: dict[int, ShardClocks],
         valid: Collection[int],
     ) -> None:
-        """Begin an epoch: each shard owned has these keepers; `here` are to be copies, and `valid` were some before."""
+        """Begin an epoch: each owned shard has these keepers; `here` must be copies, and `valid` were copies before."""
         self.epoch, self.keepers, self.here = epoch, dict(keepers), here
         self.numbers = {number: self.numbers.get(number, 0) for number in (*keepers, *here)}
         self._valid = {number for number in here if number in valid}
@@ -326,7 +326,7 @@ class ShardCopies:
     # --- at a keeper ----------------------------------------------------------------------------------------------
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage, owner: NodeId | None) -> list[Effect]:
-        """Take a piece of a change, or of a copy, of this epoch.  Raises ProtocolError."""
+        """Add a piece of a change, or of a copy, of this epoch.  Raises ProtocolError."""
         number = message.shard
         if owner != sender or number not in self.here:
             text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
@@ -406,5 +406,5 @@ class ShardCopies:
 
     @property
     def valid(self) -> Mapping[int, ShardClocks]:
-        """The copies that hold all state sent before: received ones, or those here when the epoch began."""
+        """The copies with all state sent before: received ones, or those stored when the epoch began."""
         return {number: one for number, one in self.here.items() if number in self._valid}
