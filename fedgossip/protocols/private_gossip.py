@@ -66,7 +66,7 @@ class KeyBook:
 
     @property
     def lacking(self) -> frozenset[NodeId]:
-        """The fellows with unknown keys, for which no masks can be made so far."""
+        """The fellows with unknown keys: no masks can be made with them so far."""
         return frozenset(other for other in self.fellows if not self.pairs.knows(other))
 
     def introduction(self, to: NodeId) -> list[Send]:

@@ -80,7 +80,7 @@ GATHERS = 4
 """Maximum number of waits for a second offer if more than one peer is connected."""
 
 KEPT_NS = 120_000_000_000
-"""Duration for which an offered model is stored after its last request, in nanoseconds."""
+"""Storage time of an offered model after its last request, in nanoseconds."""
 
 KEPT_OFFERS = 2
 """Maximum number of offered models stored at a time, besides the latest."""
@@ -394,7 +394,7 @@ class StateDonor:
         return [Send(sender, StatePiece(rounds, name, row.size, asked.start, rest, self.schema, (part,)))]
 
     def forget(self) -> None:
-        """Drop a state that is no longer the newest."""
+        """Drop an outdated state."""
         self._given = None
 
 

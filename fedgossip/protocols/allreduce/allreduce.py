@@ -404,7 +404,7 @@ class AllReduce:
         return self._end_if_settled()
 
     def _refuse(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Continue without a worker whose numbers cannot be added."""
+        """Continue without a worker that sent unsummable numbers."""
         if node in self.group.refused or node not in self.group.members or node == self.node:
             return []
         self.group.refuse(node)

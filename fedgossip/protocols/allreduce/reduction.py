@@ -139,7 +139,7 @@ class Reduction:
         return self._buckets[bucket].expects(sender, step)
 
     def has(self, sender: int, bucket: int, step: int) -> bool:
-        """Return whether such a chunk was received before."""
+        """Return whether the chunk was received before."""
         return self._buckets[bucket].has(sender, step)
 
     def fits(self, chunk_bucket: int, weight: float, vector: Vector) -> bool:
@@ -147,7 +147,7 @@ class Reduction:
         return self._buckets[chunk_bucket].fits(weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
-        """Add a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add an expected, new and fitting chunk; return the chunks to send now."""
         self._buckets[bucket].keep(sender, step, weight, vector)
         return self._go_on()
 
@@ -227,7 +227,7 @@ class _Bucket:
 
     @property
     def awaited(self) -> int | None:
-        """The rank for which the next move waits."""
+        """The rank awaited by the next move."""
         return self._moves[self._at][0].peer if self._part.size and not self.done else None
 
     def expects(self, sender: int, step: int) -> tuple[int, int] | None:
@@ -397,7 +397,7 @@ class LowRankReduction:
         return found and (found[0] + behind, found[1] + behind)
 
     def has(self, sender: int, bucket: int, step: int) -> bool:
-        """Return whether such a chunk was received before."""
+        """Return whether the chunk was received before."""
         of, number = self._of(bucket)
         return of.has(sender, number, step)
 
@@ -407,7 +407,7 @@ class LowRankReduction:
         return of.fits(number, weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
-        """Add a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add an expected, new and fitting chunk; return the chunks to send now."""
         of, number = self._of(bucket)
         out = of.take(sender, number, step, weight, vector)
         return [*out, *self._go_on()] if of is self._sums[0] else self._behind(out)

@@ -91,7 +91,7 @@ class PayloadGather:
         return (takes[step].start, takes[step].stop) if bucket == 0 and 0 <= step < len(takes) else None
 
     def has(self, sender: int, bucket: int, step: int) -> bool:  # noqa: ARG002
-        """Return whether such a chunk was received before."""
+        """Return whether the chunk was received before."""
         made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
         return step < made or (sender, step) in self._kept
 
@@ -105,7 +105,7 @@ class PayloadGather:
         return weight > 0 and summable(np.array([largest], self._layout.dtype))
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:  # noqa: ARG002
-        """Add a chunk that is expected, new and fits; return the chunks to send now."""
+        """Add an expected, new and fitting chunk; return the chunks to send now."""
         self._kept[sender, step] = weight, frozen(vector)
         return self._go_on()
 
@@ -158,7 +158,7 @@ def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
 
 
 def with_tail(weight: float, gradient: Vector, loss: float) -> Contribution:
-    """Return a contribution whose elements are added; the gradient is not copied."""
+    """Return a contribution to a sum of elements; the gradient is not copied."""
     return weight, (gradient, frozen(np.array([loss, 1.0], gradient.dtype)))
 
 
@@ -241,7 +241,7 @@ def coded_contribution(sums: CodedSums, weight: float, payload: Payload, loss: f
 
 
 class UnsummableError(ProtocolError):
-    """An expected chunk has a number that is not finite, or too large for a sum."""
+    """An expected chunk has a non-finite number, or one too large for a sum."""
 
 
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> Contribution:
@@ -300,7 +300,7 @@ class ChunkExchange:
 
     @property
     def awaited(self) -> Sequence[NodeId]:
-        """Workers whose chunks the round waits for, ascending."""
+        """Workers with awaited chunks of the round, ascending."""
         return sorted(self.group.members[rank] for rank in self.now.awaited())
 
     @property

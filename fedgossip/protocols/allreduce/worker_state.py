@@ -56,7 +56,7 @@ class WorkerState:
 
     @property
     def start(self) -> Vector:
-        """The vector from which this worker trains, [d]."""
+        """The start of this worker's training, [d]."""
         return self.unsent.start(self.model)
 
     @property
@@ -107,7 +107,7 @@ class WorkerState:
         return Checkpoint(self.round, {**arrays, **left_out, **self.unsent.saved}, {**numbers, GROUP: group}, durable)
 
     def give(self, sender: NodeId, asked: StateQuery) -> list[Effect]:
-        """Reply to a worker that is behind."""
+        """Reply to a worker behind this one."""
         return self.donor.answer(sender, asked, self.round, self.state)
 
     def take(self, sender: NodeId, piece: StatePiece) -> tuple[bool, list[Effect]]:
@@ -137,7 +137,7 @@ class UnsentUpdates:
         self._grown: Vector | None = None  # of the last opened round: the sent and the unsent part together
 
     def start(self, model: Vector) -> Vector:
-        """Return the vector from which this worker trains."""
+        """Return the start of this worker's training."""
         self._model = model
         return model if self.rest is None else add(model, self.rest)
 

@@ -89,7 +89,7 @@ class Exchange(Protocol):
     def result(self) -> Aggregate | LeafSum | Abandoned | None: ...
     @property
     def counted(self) -> Iterable[NodeId]:
-        """The clients whose contributions are in the aggregate."""
+        """The clients with a contribution in the aggregate."""
 
     @property
     def waiting(self) -> Iterable[NodeId]:
@@ -120,7 +120,7 @@ class Exchange(Protocol):
 
 
 class Summation(Protocol):
-    """The summation of rounds that are not in the clear."""
+    """The summation of rounds not in the clear."""
 
     @property
     def least(self) -> int:
@@ -277,7 +277,7 @@ class SumReading:
     coding: UploadCodec | None = None
     """The codec of the summed elements, if they are coded."""
     below: Mapping[NodeId, ClientsBelow] = field(default_factory=dict)
-    """The limits of members that are coordinators; others are one client each."""
+    """The limits of member coordinators; other members are one client each."""
     onward: bool = False
     """Whether the sum is for another coordinator."""
 

@@ -81,7 +81,7 @@ from fedgossip.protocols.gossip.failures import too_few, used_up
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 from fedgossip.secure.session import round_of
 
-# The facts of a coordinator's checkpoints, from which its next incarnation begins.
+# The facts of a coordinator's checkpoints; its next incarnation begins from them.
 
 
 BEST = "best"
@@ -116,7 +116,7 @@ def state_in(server: ServerRule[State], checkpoint: Checkpoint) -> State:
 
 
 def stopped_in(checkpoint: Checkpoint | None) -> int | None:
-    """Return the round whose cohort must be drawn again."""
+    """Return the round that needs another draw of its cohort."""
     stopped = checkpoint.facts.get(STOPPED) if checkpoint else None
     return stopped if isinstance(stopped, int) else None
 

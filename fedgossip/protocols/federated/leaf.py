@@ -1,4 +1,4 @@
-"""A coordinator that is a client of another one: it adds the sum of its clients to a sum further up.
+"""A coordinator below another one, as its client: it adds the sum of its clients to a sum further up.
 
     waiting --Invite--> gathering --clients are here--> summing --their sum, sent up--> waiting ... --Final--> leaving
 

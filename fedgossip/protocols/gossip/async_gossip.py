@@ -381,7 +381,7 @@ class Ledger:
         self.seen: dict[NodeId, int] = {}
         """The newest answered or declined number of each partner's offers."""
         self.answers: dict[NodeId, Answer] = {}
-        """Sent answers that are not settled."""
+        """Sent, unsettled answers."""
 
     # --- this peer's offers ---------------------------------------------------------------------------------------
 

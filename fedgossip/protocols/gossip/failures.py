@@ -29,7 +29,7 @@ def deserted(round: int) -> Failure:
 
 
 def superseded(node: NodeId) -> Failure:
-    """Return the failure of a member whose key a later process uses too."""
+    """Return the failure of a member with a key that a later process uses too."""
     text = f"another process runs as peer {node}, with its key, and began later"
     return Failure("peer", text, "Stop one of the two; give each peer an id and a key of its own.")
 
@@ -57,7 +57,7 @@ def too_few(round: int, facts: Mapping[str, object]) -> Failure:
 
 
 def used_up(error: BudgetError) -> Failure:
-    """Return the failure of a participant whose budget is too small for the next release."""
+    """Return the failure of a participant with too small a budget for the next release."""
     return Failure("budget", str(error), error.advice)
 
 

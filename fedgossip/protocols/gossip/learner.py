@@ -23,7 +23,7 @@ from fedgossip.core.machine import Checkpoint, NodeId
 from fedgossip.core.messages import ModelCarrier
 
 PREFIX = "state/"
-"""Prefix of the state's entries in a checkpoint: its arrays, and its numbers among the facts."""
+"""Prefix of the state's entries in a checkpoint: its arrays, and its numbers in the facts."""
 
 
 class Learner(Generic[State]):

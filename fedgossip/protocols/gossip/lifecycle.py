@@ -67,7 +67,7 @@ from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 
 AGAIN_NS = 250_000_000
 AGAIN_TIMES = 20
-"""Number of unanswered `Leaving` messages after which a partner counts as hung."""
+"""Number of unanswered `Leaving` messages until a partner counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)

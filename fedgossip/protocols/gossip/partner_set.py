@@ -82,7 +82,7 @@ class PartnerSet:
         return another
 
     def lost(self, node: NodeId, round: int) -> bool:
-        """Record a link that is down, or never will be up; return whether a present partner is newly absent."""
+        """Record a link as down or impossible; return whether a present partner is newly absent."""
         linked = node in self.linked
         self.linked.discard(node)
         if linked:
@@ -104,15 +104,15 @@ class PartnerSet:
 
     @property
     def ever_linked(self) -> Collection[NodeId]:
-        """The partners that have ever had a link."""
+        """The partners with a link now or before."""
         return self._lives.keys()
 
     def here(self) -> list[NodeId]:
-        """Return the connected partners that have not left, ascending."""
+        """Return the connected, not departed partners, ascending."""
         return [node for node in self.partners if node in self.linked and node not in self.left]
 
     def missing(self) -> list[NodeId]:
-        """Return the unconnected partners that have not left, ascending."""
+        """Return the unconnected, not departed partners, ascending."""
         return [node for node in self.partners if node not in self.linked and node not in self.left]
 
     def awaited(self) -> list[NodeId]:
@@ -144,7 +144,7 @@ class PartnerSet:
         return not self.here() and any(node in self.left for node in self.partners)
 
     def check(self, sender: NodeId, what: str) -> None:
-        """Raise ProtocolError for a message of a node that is not a partner."""
+        """Raise ProtocolError for a message from a non-partner."""
         if sender not in self.known:
             raise ProtocolError(f"node {self.node}: {what} from node {sender}, which is no neighbour", peer=sender)
 

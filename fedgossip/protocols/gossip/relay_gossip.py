@@ -108,7 +108,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in terms}
 
     def _catch_up(self) -> list[Effect]:
-        """Skip to the latest round to which a neighbour has advanced without this peer."""
+        """Skip to the latest round of the neighbours that advanced without this peer."""
         listening = [j for j in self.neighbours if j in self.company.linked - self.company.absent]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]

@@ -53,7 +53,7 @@ LAST_INCARNATION = 2**53
 
 
 def boundary_after(round: int) -> int:
-    """Return the round in which a change announced in `round` takes effect."""
+    """Return the round when a change announced in `round` takes effect."""
     return ((round + LEAD_ROUNDS) // BLOCK_ROUNDS + 1) * BLOCK_ROUNDS
 
 
@@ -173,7 +173,7 @@ class Roster:
         return self.out(LAST_ROUND)
 
     def end(self, node: NodeId) -> int:
-        """Return the first round in which `node` no longer takes part."""
+        """Return the first round without `node`."""
         ends = [self.entries[node].until] if self.entries[node].until >= 0 else []
         if node in self._standing:
             ends += [turn for turn in self._turns if node in self.out(turn)][:1]
@@ -202,7 +202,7 @@ class Roster:
         return frozenset(self._present)
 
     def changes(self) -> tuple[int, ...]:
-        """Return the rounds in which a member joins or leaves, ascending."""
+        """Return the rounds when a member joins or leaves, ascending."""
         return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
 
     def changes_graph(self, before: Roster, news: Sequence[News]) -> bool:

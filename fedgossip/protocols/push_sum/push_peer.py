@@ -303,7 +303,7 @@ class Arcs:
     def __init__(self, life: int) -> None:
         self.life = life
         self.out: dict[NodeId, Parcel] = {}
-        """Sent parcels that are not accepted so far."""
+        """Sent parcels, not accepted so far."""
         self.sent: dict[NodeId, int] = {}
         """The newest number sent to each partner."""
         self.taken: dict[NodeId, int] = {}

@@ -76,7 +76,7 @@ class ParcelMail:
         self.late_from: set[NodeId] = set()
         """The senders of the mass in the late sum."""
         self.none: dict[NodeId, int] = {}
-        """The last round for which each sender sends nothing more."""
+        """The last round without further messages of each sender."""
 
     def keep(self, sender: NodeId, round: int, share: Vectors, current: int) -> None:
         """Store a share sent in `round`; `current` is this peer's round."""
@@ -151,7 +151,7 @@ class SyncPushSum(PushPeer[State]):
         return self._share(now_ns)
 
     def _blocked(self) -> set[NodeId]:
-        """Return the receivers that have not accepted the last parcel so far."""
+        """Return the receivers without an acceptance of the last parcel."""
         targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
         return targets & self.arcs.out.keys() & set(self.company.here())
 

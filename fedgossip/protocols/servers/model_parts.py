@@ -204,7 +204,7 @@ class Assembly:
         return start not in self._missing
 
     def take(self, start: int, vectors: Sequence[Vector]) -> None:
-        """Store a piece that is expected and new; a single piece is not copied."""
+        """Store an expected, new piece; a single piece is not copied."""
         (vector,) = vectors
         self._missing.remove(start)
         if vector.size == self.length:
@@ -252,7 +252,7 @@ class RowAssembly:
         return start in self._pieces
 
     def take(self, start: int, vectors: Sequence[npt.NDArray[Any]]) -> None:
-        """Store a piece that is expected and new."""
+        """Store an expected, new piece."""
         self._pieces[start] = vectors[0], vectors[1]
         self._here += vectors[0].size
 
@@ -385,7 +385,7 @@ class ShardCoding:
         return frozen(self.pulling.encode(part, self.layouts[shard], CodecTurn(0, 0, 0)))
 
     def decode_pull(self, payload: Payload, shard: int) -> Vector:
-        """Return the shard decoded from such a payload.  Raises ProtocolError as `Codec.decode`."""
+        """Return the shard decoded from a pulled payload.  Raises ProtocolError as `Codec.decode`."""
         assert self.pulling
         return self.pulling.decode(payload, self.layouts[shard], CodecTurn(0, 0, 0))
 

@@ -1,4 +1,4 @@
-"""Received pushes and pulls at a server, and the workers for which it waits.
+"""Received pushes and pulls at a server, and the awaited workers.
 
 Pushes are checked, assembled from their pieces, and counted by the age of their model.  Each worker has at most one
 open pull per shard.  Progress of a worker is a begun push or a received reply.  A worker without progress for the
@@ -270,7 +270,7 @@ class Attendance:
         self.left.add(worker)
 
     def due_ns(self, worker: NodeId) -> int:
-        """Return the time at which a worker without a message counts as silent."""
+        """Return the time when a worker without a message counts as silent."""
         if worker not in self._heard_ns:
             return self.start_ns
         patience = self.longest_ns if worker in self.linked else self._paces[worker].now_ns()

@@ -333,7 +333,7 @@ class ServerManager:
         return Checkpoint(0, {"x": self.initial}, {**facts, "whole": list(self.whole)}, durable=True)
 
     def _send_tenure(self) -> list[Effect]:
-        """Send the tenure to all that have not acknowledged it, or lack copies."""
+        """Send the tenure to all without an acknowledgement or copies."""
         if not self.tenure.epoch:
             return []
         lacking = {*self.tenure.servers, *self.tenure.joining} - (self.answering if self.tenure.whole else self.ready)
