@@ -108,6 +108,36 @@ with fedgossip.join(model, optimizer) as peer:
     assert said.code == 9 and f"loop 1 ended with code {code}" in said.err, said
 
 
+@pytest.mark.sockets  # that is, it starts a process
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_the_end_of_a_process_that_a_loop_forked_ends_nothing_of_its_run() -> None:
+    def forked(peer: fedgossip.JoinedLoop) -> None:
+        code = 1
+        try:
+            with pytest.raises(ConfigError, match=r"step\(\) in another process than join"):
+                peer.step()
+            peer.close()
+            peer.close_quietly()
+            peer.leave(KeyboardInterrupt())
+            code = 0
+        finally:
+            os._exit(code)
+
+    def run() -> None:
+        model = net()
+        with fedgossip.join(model, torch.optim.SGD(model.parameters(), lr=0.01)) as peer:
+            for at, (x, y) in enumerate(batches(peer.node, STEPS)):
+                if at == STEPS // 2:
+                    if not (child := os.fork()):
+                        forked(peer)
+                    assert os.waitpid(child, 0)[1] == 0
+                nn.functional.mse_loss(model(x), y).backward()
+                peer.step()
+
+    run_of_all = fedgossip.simulate_loop(run, 2, overrides=["train.local_steps=2"])
+    assert run_of_all.summary["status"] == "finished" and run_of_all.summary["rounds"] == STEPS // 2
+
+
 def test_the_exit_of_a_main_that_returned_nothing_wrong_is_no_failure() -> None:
     run = fedgossip.simulate_loop(leaving(None, 0, within=False, late=True), 2, overrides=["train.local_steps=2"])
     assert run.summary["status"] == "finished"

@@ -269,8 +269,9 @@ def with_parameter(parameter: torch.Tensor) -> nn.Module:
         (lambda: nn.LazyLinear(3), "has no shape yet"),
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), "has no shape yet"),
         (lambda: nn.Linear(2, 2, device="meta"), "has no values"),
+        (lambda: with_parameter(torch.ones(1).expand(3)), "'extra' is expanded"),
     ],
-    ids=["complex", "lazy", "lazy buffers", "meta"],
+    ids=["complex", "lazy", "lazy buffers", "meta", "expanded"],
 )
 @pytest.mark.parametrize("read", [Exchanged, Layout.from_module], ids=["loop", "file"])
 def test_tensors_that_no_vector_can_hold_are_refused_by_name(read: Any, make: Any, named: str) -> None:
@@ -333,6 +334,65 @@ def test_a_parameter_that_thaws_after_the_join_ends_the_round_by_its_name() -> N
                 peer.step()
 
     with pytest.raises(FedgossipError, match=r"'0.weight' trains now, was frozen at join"):
+        simulated(loop)
+
+
+def test_a_layer_that_is_added_after_the_join_ends_the_round_by_its_name() -> None:
+    def loop() -> None:
+        model = nn.Sequential(linear())
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with fedgossip.join(model, optimizer) as peer:
+            model.append(nn.Linear(1, 1))
+            optimizer.add_param_group({"params": model[1].parameters()})
+            for _ in range(4):
+                stepped("step", model, optimizer)
+                peer.step()
+
+    with pytest.raises(FedgossipError, match=r"'1.weight' trains now, was added after join"):
+        simulated(loop)
+
+
+def test_a_buffer_that_changes_its_size_is_named_as_one() -> None:
+    model = linear()
+    model.register_buffer("seen", torch.zeros(2))
+    exchanged = Exchanged(model)
+    model.seen = torch.zeros(3)
+    with pytest.raises(ConfigError, match=r"the buffer 'seen' was \[2\] of float32 and is \[3\]") as caught:
+        exchanged.read()
+    assert "persistent=False" in caught.value.advice
+
+
+def test_weights_that_were_replaced_in_the_model_and_not_in_the_optimizer_are_reported_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def loop() -> None:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with fedgossip.join(model, optimizer) as peer:
+            for step in range(8):
+                if step == 2:
+                    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+                stepped("step", model, optimizer)
+                peer.step()
+
+    simulated(loop)
+    words = capfd.readouterr().err
+    assert words.count("node 0: no parameter changed in 2 steps") == 1
+    assert "Does the optimizer hold the model's parameters?" in words
+
+
+@pytest.mark.parametrize("score", [torch.ones(2), [1, 2], "high", None])
+def test_a_score_that_is_no_number_is_refused_by_its_name(score: Any) -> None:
+    def loop() -> None:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with fedgossip.join(model, optimizer) as peer:
+            peer.evaluate(lambda _: {"accuracy": score})
+            for _ in range(4):
+                stepped("step", model, optimizer)
+                peer.step()
+
+    with pytest.raises(FedgossipError, match="evaluate: 'accuracy' is no number"):
         simulated(loop)
 
 

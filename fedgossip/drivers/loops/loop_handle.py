@@ -12,6 +12,7 @@ After every `train.local_steps` calls of `step()` the model is exchanged, and ch
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
+
+import numpy as np
 
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.base.untrusted_text import line
@@ -102,13 +105,13 @@ class JoinedLoop:
         self.folder = seat.folder
         self._exchanged, self._optimizers, self._seat = exchanged, list(optimizers), seat
         self._meeting, self._driver = meeting, driver
-        self._thread = threading.get_ident()
+        self._thread, self._process = threading.get_ident(), os.getpid()
         self._order: TrainFrom | None = None
         self._began: Vector | None = None
         self._steps = self._examples = self._exchanges = 0
         self._logged: dict[str, list[Any]] = {}
         self._measure: Callable[[Any], Any] | None = None
-        self._unscored = False
+        self._unscored = self._still = False
         self._terms = self.terms_of(exchanged, self._optimizers)
         self._closed = self._alone = False
         self._final: Vector | None = None
@@ -186,7 +189,7 @@ class JoinedLoop:
 
         A script that ends without this call leaves as well; a second call has no effect.
         """
-        if self._closed:
+        if self._closed or self._is_fork():
             return
         self._check("close")
         try:
@@ -219,7 +222,7 @@ class JoinedLoop:
 
     def close_quietly(self) -> None:
         """`close`, for a script that has ended: an error is one line.  In another thread only the goodbye is sent."""
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread and not self._is_fork():
             self._depart()
             return
         try:
@@ -236,7 +239,7 @@ class JoinedLoop:
 
     def leave(self, error: BaseException) -> None:
         """Send a goodbye at once: the loop has raised `error`, or a person has stopped it.  Never raises."""
-        if self._closed:
+        if self._closed or self._is_fork():
             return
         self._closed = True
         self._terms.remove()
@@ -269,7 +272,7 @@ class JoinedLoop:
 
     def _hand_in(self) -> None:
         assert self._order is not None and self._began is not None
-        self._exchanged.check_thawed()
+        self._exchanged.check_complete()
         most = self._seat.most_examples
         if most is not None and self._examples > most:
             where = f"node {self.node}, round {self.round}"
@@ -278,8 +281,10 @@ class JoinedLoop:
         held = self._exchanged.read()
         self._exchanged.check_finite(held, f"node {self.node}, round {self._order.round}")
         began = self._began
-        if not self._exchanges and held.tobytes() == began.tobytes():
-            self._print(f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?")
+        if not self._still and np.array_equal(held, began):
+            self._still = True
+            text = f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?"
+            self._print(f"{text}  Does the optimizer hold the model's parameters?")
         steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
         metrics = {"steps": steps, "rate": rate}
         logged = {name: _mean(name, values) for name, values in self._logged.items()}
@@ -361,9 +366,16 @@ class JoinedLoop:
     def _check(self, what: str) -> None:
         if self._closed:
             raise ConfigError(f"{what}() after close(): node {self.node} has left its run", "Join again in a new run.")
+        if self._is_fork():
+            text = f"{what}() in another process than join()"
+            raise ConfigError(text, "A process that the loop forked takes no part in the run.")
         if threading.get_ident() != self._thread:
             advice = "Call it where the loop trains: the model is changed in place there."
             raise ConfigError(f"{what}() in another thread than join()", advice)
+
+    def _is_fork(self) -> bool:
+        """Whether this is a copy of the loop in a process that it forked: its end ends nothing of the run."""
+        return os.getpid() != self._process
 
     def _print(self, text: str) -> None:
         print(f"fedgossip: node {self.node}: {line(text, 1000)}", file=sys.stderr, flush=True)
@@ -377,11 +389,15 @@ def ends_well(error: BaseException) -> bool:
 
 
 def _mean(name: str, values: Sequence[Any]) -> float:
+    return sum(_number("log", name, value) for value in values) / len(values)
+
+
+def _number(where: str, name: str, value: Any) -> float:
     try:
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError):
-        raise ConfigError(f"log: {name!r} is no number", "Log numbers, or tensors of one element.") from None
-    return sum(numbers) / len(numbers)
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        advice = "Give numbers, or tensors of one element."
+        raise ConfigError(f"{where}: {name!r} is no number: {line(repr(value), 100)}", advice) from None
 
 
 def _count(examples: Any) -> int:
@@ -404,4 +420,4 @@ def _scores(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping):
         advice = 'Return {"accuracy": ...}, {"loss": ...} or both, and more by names of your own.'
         raise ConfigError(f"evaluate: the function returned {type(found).__name__}, not numbers by name", advice)
-    return {str(name): float(value) for name, value in found.items()}
+    return {str(name): _number("evaluate", str(name), value) for name, value in found.items()}

@@ -190,13 +190,13 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def averaged_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the averaged floating buffers, by name.  Raises ConfigError for a buffer without values."""
+    """Return the averaged floating buffers, by name.  Raises ConfigError for a buffer that cannot be written."""
     kept = set(module.state_dict(keep_vars=True))
     found = []
     for name, buffer in module.named_buffers():
         if name not in kept:
             continue
-        if (refused := _valueless(buffer)) is not None:
+        if (refused := _unwritable(buffer)) is not None:
             raise ConfigError(f"the buffer {name!r} {refused[0]}", refused[1])
         if buffer.is_floating_point() and bool(buffer.isfinite().all()):
             found.append((name, buffer))
@@ -206,7 +206,7 @@ def averaged_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     import torch
 
-    if (refused := _valueless(tensor)) is not None:
+    if (refused := _unwritable(tensor)) is not None:
         return refused
     if tensor.is_complex():
         advice = "Keep torch.view_as_real(it) as the parameter, and torch.view_as_complex of that in forward()."
@@ -216,11 +216,13 @@ def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
-def _valueless(tensor: torch.Tensor) -> tuple[str, str] | None:
+def _unwritable(tensor: torch.Tensor) -> tuple[str, str] | None:
     from torch.nn.parameter import is_lazy
 
     if is_lazy(tensor):
         return "has no shape yet (of a lazy layer)", "Pass one batch through the model first, or name its sizes."
     if tensor.is_meta:
         return "has no values (device meta)", "Call model.to_empty(device=...) and initialise it first."
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "is expanded: its elements are one", "Give each a value of its own: tensor.expand(...).clone()."
     return None

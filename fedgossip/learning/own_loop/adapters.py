@@ -123,8 +123,8 @@ class AdapterProducts(Exchanged):
     def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._inner.held_by(optimizers)
 
-    def check_thawed(self) -> None:
-        self._inner.check_thawed()
+    def check_complete(self) -> None:
+        self._inner.check_complete()
 
     def tensors(self) -> list[torch.Tensor]:
         return self._inner.tensors()

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import Vector, all_finite, empty, frozen
-from fedgossip.core.task import Segment
+from fedgossip.core.task import STATISTIC, Segment
 from fedgossip.learning.one_model.flat import Layout, averaged_buffers, trained_parameters
 from fedgossip.learning.one_model.probing import projected
 
@@ -39,9 +39,8 @@ class Exchanged:
         self.module = module
         named = list(_parameters(module, only)) + (list(_buffers(module, only)) if buffers == "average" else [])
         self._paths = [path for path, _, _ in named]
-        plain = _plainly(module)
-        stays = (path for path, p in module.named_parameters() if not p.requires_grad)
-        self._frozen = {path for path in stays if not only or _matches(plain(path), only)}
+        self._only = tuple(only)
+        self._frozen = {path for path, p in module.named_parameters() if not p.requires_grad}
         self._types = [tensor.dtype for _, _, tensor in named]
         trained = sum(tensor.numel() for _, _, tensor in named if isinstance(tensor, nn.Parameter))
         names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
@@ -63,14 +62,17 @@ class Exchanged:
                 advice = "Give the optimizer of this model (several in a list); freeze what is not to be learned."
                 raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
 
-    def check_thawed(self) -> None:
-        """Raise ConfigError, naming the first, for a parameter that trains now and was frozen at the join."""
+    def check_complete(self) -> None:
+        """Raise ConfigError, naming the first, for a parameter that was frozen or absent at the join and trains now."""
+        plain, exchanged = _plainly(self.module), set(self._paths)
         for path, parameter in self.module.named_parameters():
-            if path in self._frozen and parameter.requires_grad:
-                name = _plainly(self.module)(path)
-                text = f"the parameter {name!r} trains now, was frozen at join(), and is not exchanged"
-                advice = "Join while it trains and the optimizer holds it, then freeze it until it is to train."
-                raise ConfigError(text, advice)
+            name = plain(path)
+            if not parameter.requires_grad or path in exchanged or (self._only and not _matches(name, self._only)):
+                continue
+            before = "was frozen at join()" if path in self._frozen else "was added after join()"
+            text = f"the parameter {name!r} trains now, {before}, and is not exchanged"
+            advice = "Join while it trains and the optimizer holds it, then freeze it until it is to train."
+            raise ConfigError(text, advice)
 
     def read(self) -> Vector:
         """Return the tensors as a new frozen vector.  Raises ConfigError if the shape or type of one has changed."""
@@ -145,11 +147,13 @@ class Exchanged:
         there.update(self.module.named_buffers())
         found = [there.get(path) for path in self._paths]
         layout = zip(found, self.layout.names, self.layout.shapes, self._types, strict=True)
-        for tensor, name, shape, kind in layout:
+        for place, (tensor, name, shape, kind) in enumerate(layout):
             if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != kind:
                 now = "is gone" if tensor is None else f"is {_described(tensor.shape, tensor.dtype)} now"
-                advice = "Join when the model has its final form; then only values may change."
-                raise ConfigError(f"the parameter {name!r} was {_described(shape, kind)} and {now}", advice)
+                what, advice = "parameter", "Join when the model has its final form; then only values may change."
+                if self.segments[place].kind == STATISTIC:
+                    what, advice = "buffer", "A table that changes its size stays here with persistent=False."
+                raise ConfigError(f"the {what} {name!r} was {_described(shape, kind)} and {now}", advice)
         return [tensor for tensor in found if tensor is not None]
 
     def _paired(self, vector: Vector) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -224,7 +228,8 @@ def _kind(named: Sequence[Named]) -> str:
     for _, name, tensor in named:
         if tensor.dtype not in _ROUNDED:
             advice = "Exchanged are float32, float16 and bfloat16, or float64 alone."
-            raise ConfigError(f"the parameter {name!r} is {tensor.dtype}", advice)
+            what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise ConfigError(f"the {what} {name!r} is {tensor.dtype}", advice)
     return "float32"
 
 
