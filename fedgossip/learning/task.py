@@ -320,7 +320,7 @@ class TorchTask:
             return engine.gradients([job.vector for job in jobs], plans, watched)
         found = []
         for job, plan, state in zip(jobs, plans, states, strict=True):
-            with _named(job):
+            with _named(job, plan):
                 how = () if watched is None or isinstance(engine, ProcessesLoop) else (watched,)
                 found.append(engine.gradient_one(_assigned(job, plan, 0.0, state), *how))
         return found
@@ -383,7 +383,7 @@ class TorchTask:
 
     def _alone(self, job: Job, assigned: Assignment) -> Outcome:
         assert not isinstance(self._engine, LayerStack), "its jobs are trained together"
-        with _named(job):
+        with _named(job, assigned.plan):
             return self._engine.train_one(assigned)
 
     def report_to(self, write: Callable[[Report], None]) -> None:
@@ -402,7 +402,10 @@ class TorchTask:
             except FedgossipError:
                 raise
             except Exception as error:
-                advice = "Does the model fit the test data?"
+                shape, outputs = list(self._test.shape), self._test.outputs
+                advice = (
+                    f"Does the model fit the test data, where an example is {shape} and an answer {outputs} numbers?"
+                )
                 raise TrainingError(f"evaluating raised {error!r}{place_of(error)}", advice) from error
 
     def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
@@ -470,16 +473,18 @@ def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
 
 
 @contextmanager
-def _named(job: Job) -> Iterator[None]:
+def _named(job: Job, plan: BatchPlan) -> Iterator[None]:
     try:
         yield
     except (FedgossipError, sharing.OutOfMemory):
         raise
     except Exception as error:
-        raise TrainingError(
-            f"node {job.node}, round {job.round}: training raised {error!r}{place_of(error)}",
-            "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
-        ) from error
+        advice = "Does the model fit the data, and each batch the model?"
+        if min(plan.counts, default=0) == 1:
+            alone = "A batch here is one example, and BatchNorm needs more: another train.batch_size leaves none alone"
+            advice = f"{alone}; with GroupNorm a batch may be one."
+        text = f"node {job.node}, round {job.round}: training raised {error!r}{place_of(error)}"
+        raise TrainingError(text, advice) from error
 
 
 def train_centralised(

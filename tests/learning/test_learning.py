@@ -367,6 +367,32 @@ def test_a_model_that_raises_is_a_training_error():
     assert ".py" not in str(caught.value), "a line of torch, or of ours, helps nobody"
 
 
+def normed(shape, classes):
+    return torch.nn.Sequential(torch.nn.Linear(shape[0], 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, classes))
+
+
+def test_a_batch_of_one_example_is_named_where_a_model_cannot_train_on_it():
+    settings = on_cpu(local_steps=None, local_epochs=1, batch_size=4)
+    source, shares = "tests.learning.test_learning:normed", [np.arange(5), np.arange(8)]
+    task = TorchTask(made_up(), made_up(), shares, source, settings, seed=0, rounds=1)
+    task.train([Job(1, 0, task.initial(1))])
+    with pytest.raises(TrainingError, match="node 0, round 0: training raised") as caught:
+        task.train([Job(0, 0, task.initial(0))])
+    assert "A batch here is one example" in caught.value.advice and "train.batch_size" in caught.value.advice
+
+
+def narrow(shape, classes):
+    return torch.nn.Linear(shape[0], 1)
+
+
+def test_a_model_of_too_few_outputs_is_refused_with_the_number_that_is_right():
+    data = made_up()
+    task = task_of("tests.learning.test_learning:narrow", data, on_cpu())
+    with pytest.raises(TrainingError, match="evaluating raised") as caught:
+        task.evaluate([task.initial(0)])
+    assert f"an answer {data.outputs} numbers" in caught.value.advice
+
+
 class Raising(torch.nn.Linear):
     def forward(self, x):
         raise ValueError("no")  # the line that is named

@@ -165,6 +165,25 @@ def test_a_model_reads_words_again(
     assert said.code == 2 and "'sometimes' is none of the 2 categories" in said.err, said.err
 
 
+def test_outputs_beyond_the_classes_of_the_data_are_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path / "all.csv", "classification")
+    (tmp_path / "wide_outputs.py").write_text(
+        """import torch
+
+def model(shape, outputs):
+    made = torch.nn.Linear(shape[0], outputs + 3)
+    torch.nn.init.constant_(made.bias[-1:], 99.0)
+    return made
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path, experiment(f"csv:{path}?label=kind", "wide_outputs:model", task={"kind": "classification"}))
+    text, _ = scored_tables.scored(load_model(tmp_path / "run", run_code=True), path)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert {row["predicted"] for row in rows} <= {"high", "low"}
+    assert [name for name in rows[0] if name.startswith("probability")] == ["probability of high", "probability of low"]
+
+
 def test_a_class_name_is_no_order_to_a_terminal_or_a_spreadsheet(tmp_path: Path) -> None:
     """In each row, and in the head of its probability: a model's classes are of whoever made it."""
     path = table(tmp_path / "all.csv", "classification")

@@ -335,7 +335,7 @@ def _own(personal: Layout, memory: Memory) -> dict[str, npt.NDArray[Any]]:
 def _statistics(module: nn.Module) -> Iterable[str]:
     """Yield the names of running statistics."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
             yield from (f"{name}.running_mean".lstrip("."), f"{name}.running_var".lstrip("."))
 
 

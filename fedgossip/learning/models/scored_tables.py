@@ -42,6 +42,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
         text = f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is written"
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     if f.kind == CLASSIFICATION:
+        answers = answers[:, : len(f.classes)]  # a model may have more outputs than its data have classes
         added = {PREDICTED: [f.classes[int(one.argmax())] for one in answers]}
         names = [f"probability of {name}" for name in f.classes]
     else:

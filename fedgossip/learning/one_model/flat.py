@@ -1,8 +1,8 @@
 """The layout of a model in a vector: the elements of each tensor, and the schema that two peers compare.
 
 Files and loops share one rule.  A vector contains the parameters with requires_grad, and the running statistics
-(floating, persistent, finite buffers).  Constant tables such as masks with -inf, integers, and buffers with
-persistent=False stay with their module.
+(floating, persistent, finite buffers).  Constant tables such as masks with -inf, integers, buffers with
+persistent=False, and what follows from the parameters (`spectral_norms`) stay with their module.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.task import PARAMETER, STATISTIC, Segment
+from fedgossip.learning.one_model import spectral_norms
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +145,7 @@ class Layout:
             for name, where, shape in self.places():
                 # a copy: torch warns about read-only arrays
                 tensors[name].copy_(torch.from_numpy(vector[where].reshape(shape).copy()))
+        spectral_norms.settle(module)
 
     def adopt(self, module: nn.Module, flat: torch.Tensor) -> None:
         """Make the module's tensors views of `flat` [length], so that one copy loads or reads the whole model."""
@@ -191,7 +193,7 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def averaged_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the averaged floating buffers, by name.  Raises ConfigError for a buffer that cannot be written."""
-    kept = set(module.state_dict(keep_vars=True))
+    kept = set(module.state_dict(keep_vars=True)) - spectral_norms.directions(module)
     found = []
     for name, buffer in module.named_buffers():
         if name not in kept:

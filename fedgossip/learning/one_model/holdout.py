@@ -18,6 +18,7 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective, objective_of
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.many_nodes.stacked_engine import State
+from fedgossip.learning.one_model import spectral_norms
 from fedgossip.learning.one_model.batches import Indices
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import Criterion, predicted
@@ -66,6 +67,7 @@ class LocalTests:
             return {}
         self._layout.write(self._module, vector)
         self._take_own(state)
+        spectral_norms.settle(self._module)
         tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(rows), ROWS):
             some = rows[start : start + ROWS]

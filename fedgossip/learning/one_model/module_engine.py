@@ -22,7 +22,7 @@ from fedgossip.core.task import Segment
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.dp_sgd.private import PrivateGradients
 from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
-from fedgossip.learning.one_model import devices, loading, optimizers, weights
+from fedgossip.learning.one_model import devices, loading, optimizers, spectral_norms, weights
 from fedgossip.learning.one_model.batches import BatchPlan, Indices
 from fedgossip.learning.one_model.captured_steps import CapturedSteps, captured_steps
 from fedgossip.learning.one_model.devices import LOSS_SCALE, LossScale
@@ -364,10 +364,11 @@ class ModuleLoop:
         else:
             self._load_local(state)
         self._held.load(vector)
+        spectral_norms.settle(self._module)
         self._module.eval()
         if self._settings.buffers == "local":
             for part in self._module.modules():
-                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                if isinstance(part, nn.modules.batchnorm._NormBase):
                     part.train()  # batch statistics; changes of the buffers are overwritten at the next job's load
         total, counted = 0.0, 0
         tallies: list[Tally] = []

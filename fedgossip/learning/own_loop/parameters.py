@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import Vector, all_finite, empty, frozen
 from fedgossip.core.task import STATISTIC, Segment
+from fedgossip.learning.one_model import spectral_norms
 from fedgossip.learning.one_model.flat import Layout, averaged_buffers, trained_parameters
 from fedgossip.learning.one_model.probing import projected
 
@@ -91,11 +92,13 @@ class Exchanged:
         """Copy the vector into the tensors; builds no graph and keeps no reference."""
         with torch.no_grad():
             torch._foreach_copy_(*self._paired(vector))
+        spectral_norms.settle(self.module)
 
     def add(self, difference: Vector) -> None:
         """Add the vector to the tensors, each element rounded once."""
         with torch.no_grad():
             torch._foreach_add_(*self._paired(difference))
+        spectral_norms.settle(self.module)
 
     def check_finite(self, vector: Vector, where: str) -> None:
         """Raise TrainingError, naming `where` and the first tensor, for an element that is infinite or NaN."""
