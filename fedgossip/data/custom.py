@@ -61,7 +61,7 @@ def function(
 ) -> Callable[..., Any]:
     """Return the function of "module:function", searched in `base` (or here), then as usual.
 
-    Raises ConfigError while imports are blocked, for a missing module or function, and for a function that does not
+    Raises ConfigError while imports are blocked, for a missing module or function, a lambda, and for a function that does not
     take the arguments of `how`; `values`: the arguments' values, if known.
     """
     if not is_function(source):
@@ -90,6 +90,8 @@ def function(
             raise ConfigError(text, f"Write it into a file: own.py, and own:{name} in the experiment.")
         known = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
         raise ConfigError(f"{source}: {module_name} has no function {name!r}", nearest(name, known))
+    if getattr(found, "__name__", "") == "<lambda>":
+        raise ConfigError(f"{source} is a lambda", "Define it by def, or as a class, under its own name.")
     if how is not None:
         check_call(source, found, how, values)
     return found  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,7 @@ def _load(
     kind, colon, rest = source.partition(":")
     if kind not in SOURCES:
         if custom.is_function(source):
-            return _from_user(source, custom.call(source, base, DATA), task)
+            return made_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
         advice = nearest(kind, [*SOURCES, "module:function"])
         if table := kind_of(source.partition("?")[0]):
             advice = f"Of a file, say its kind: {table}:{source}{'' if 'label=' in source else '?label=COLUMN'}"
@@ -364,6 +364,19 @@ def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
             advice = nearest(name, known) if known else "This source takes no options."
             raise ConfigError(f"{source!r}: unknown option {name!r}", advice)
     return options
+
+
+MADE_TWICE = 64 << 20
+"""Bytes of the largest data that a function is called for twice: more would take too long to make again."""
+
+
+def made_twice(source: str, make: Callable[[], Dataset]) -> Dataset:
+    """Return what the user's function makes.  Raises ConfigError where it makes other data the second time."""
+    found = make()
+    if found.x.nbytes <= MADE_TWICE and make().digest() != found.digest():
+        advice = "Draw from a generator with a seed: numpy.random.default_rng(0)."
+        raise ConfigError(f"{source} gave two sets of examples for the same arguments", advice)
+    return found
 
 
 def _from_user(source: str, given: object, task: str) -> Dataset:

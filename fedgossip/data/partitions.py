@@ -29,7 +29,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, nearest
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
 from fedgossip.data import custom
-from fedgossip.data.data import load
+from fedgossip.data.data import load, made_twice
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.ragged import joined
 
@@ -317,6 +317,11 @@ def load_own(
     else:
         parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
     return together(source, test, peers, parts)
+
+
+def check_drawn(source: str, test: Dataset, peer: int) -> None:
+    """Raise ConfigError where the function gives other examples when it is called again, and as `load_own` does."""
+    made_twice(source, lambda: _drawn(source, test, peer, None, standard=test.scale != "none"))
 
 
 def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:

@@ -43,6 +43,7 @@ from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.holdout import LocalTests
 from fedgossip.learning.one_model.losses import Criterion, not_finite
 from fedgossip.learning.one_model.module_engine import Assignment, ModuleLoop, predictions_of
+from fedgossip.learning.one_model.own_trials import check_own_parts
 from fedgossip.learning.one_model.scoring import Scoring, check_together
 from fedgossip.learning.one_model.stretches import GradientStretches
 from fedgossip.learning.processes.engine import DistributedLoop, HogwildLoop, ProcessesLoop, Source
@@ -98,7 +99,7 @@ class TorchTask:
         optimizers.check_own(settings)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
         module = models.build(model_source, train.shape, train.outputs, seed, vocabulary, base=base)
-        self.settings = settings
+        self.settings, self.objective = settings, objective
         self.layout = Layout.from_module(module, settings.buffers, settings.stays)
         device, self._sharing = sharing.settle(settings, module, self.layout.schema)
         self._initial = self.layout.read(module)
@@ -108,8 +109,8 @@ class TorchTask:
         self._recipe = loaded_model.Recipe(model_source, seed, like, objective, base)
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
-        self.objective = objective
         criterion, scoring = Criterion(objective, base), Scoring(objective, test, base)
+        check_own_parts(model_source, module, self._remade, test, criterion, scoring)
         check_together(scoring, settings.processes, test)
         check_lines(train, settings, private=privacy is not None)
         tested = (deepcopy(module), self.layout, settings, train, kept or {}, privacy, seed, objective, base)

@@ -20,12 +20,13 @@ import numpy.typing as npt
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import Federated, Work, effective_steps
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, Step
 from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, attack_of
 from fedgossip.algorithms.robust.robust_mixing import Combination, combination
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.limits import CalledWith, check_options
-from fedgossip.base.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen, linear
 from fedgossip.core.metrics import Evaluate
 from fedgossip.core.task import METHODS, Job, LocalTask, Update, checked_task
 from fedgossip.data.custom import function, given_by, is_function
@@ -34,6 +35,7 @@ from fedgossip.experiment import Experiment
 from fedgossip.learning.settings import schedule_of
 
 SEE = "See examples/own_parts.py."
+STEADY = "Let it depend on its arguments alone; draw from a seed that it is given."
 SIZE = 6
 """Elements of the small case."""
 LOOKED_AT = 3
@@ -74,7 +76,6 @@ def own_part(
     Raises ConfigError for the faults listed in the module's docstring.
     """
     make, where, guarded = function(text), f"{key} = {text!r}", guarded or _guarded
-    _check_named(where, make)
     check_options(where, make, options, ours)
     taken = inspect.signature(make).parameters
     given = {**options, **{name: value for name, value in ours.items() if name in taken}}
@@ -90,13 +91,8 @@ def own_part(
         raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
     if looks[0] != looks[1]:
         text = f"{where} gave two results for the same arguments"
-        raise ConfigError(text, "Let it depend on its arguments alone; draw from a seed that it is given.")
+        raise ConfigError(text, STEADY)
     return part
-
-
-def _check_named(where: str, made: Callable[..., Any]) -> None:
-    if getattr(made, "__name__", "") == "<lambda>":
-        raise ConfigError(f"{where} is a lambda", "Define it by def, or as a class, under its own name.")
 
 
 def _guarded(text: str, part: Any) -> Any:
@@ -219,6 +215,29 @@ def attack_named(text: str, options: Mapping[str, Any]) -> Attack:
 
     made: Attack = own_part("adversary.attack", text, options, ("aimed", "vector"), trial)
     return made
+
+
+def check_algorithm(text: str, make: Callable[[], GossipAlgorithm[Any]]) -> None:
+    """Raise ConfigError for a user's gossip algorithm that gives two results; what it raises is left to the run."""
+
+    def models() -> Iterable[Vector]:
+        algorithm = make()
+        states = [algorithm.start(_vector(node)) for node in range(2)]
+        for round in range(LOOKED_AT):
+            step, sent = Step(round, 0.1, 1), []
+            for node, state in enumerate(states):
+                states[node], outgoing = algorithm.trained(state, _vector(node + round + 1), step)
+                sent.append(outgoing)
+            mixed = tuple(linear((0.5, one), (0.5, other)) for one, other in zip(*sent, strict=True))
+            states = [algorithm.mixed(state, mixed) for state in states]
+            yield from (algorithm.model(state) for state in states)
+
+    try:
+        first, second = (_look(models()) for _ in range(2))
+    except TrainingError:
+        return
+    if first != second:
+        raise ConfigError(f"algorithm.name = {text!r} gave two results for the same arguments", STEADY)
 
 
 def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
@@ -375,8 +394,6 @@ def measured_by(experiment: Experiment, task: LocalTask) -> Evaluate:
 
     first = frozen(task.initial(0).copy())
     try:
-        for text, measure in functions.values():
-            _check_named(f"task.metrics: {text}", measure)
         one, other = values(first), values(first)
     except TrainingError as error:
         raise ConfigError(f"task.metrics: {error}", error.advice) from error

@@ -100,6 +100,7 @@ def test_compare_puts_schedules_beside_one_graph():
     text = said("compare", "ring", "one-peer-exponential", "base:1", "el-oracle:4", "window-doubling", "--n", "25")
     (row,) = (line.split() for line in text.splitlines() if line.strip().startswith("base:1"))
     assert row[-1] == "9"
+    assert row[3] == "-" and "and no gap" in " ".join(text.split()), "one step says little"
     assert "one-peer-exponential " in text
     assert "drawn afresh" in text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +214,17 @@ class part:
     def train(self, jobs): return [Update(None, 1) for _ in jobs]
     def evaluate(self, vectors): return [{"loss": 1} for _ in vectors]
 """
+MODEL = """
+class Applied(torch.nn.Module):
+    def __init__(self, function): super().__init__(); self.function = function
+    def forward(self, x): return self.function(x)
+def net(width, scale=1.0, before=lambda x: x):
+    made = torch.nn.Sequential(Applied(before), torch.nn.Linear(64, width), torch.nn.Linear(width, 10))
+    made[1].weight.data *= scale
+    return made
+SHARED = net(5)
+def part(shape, classes):
+"""
 WRONG = {
     "schedule": [
         ("def part(round, rounds): return float(np.random.rand())", "gave two rates"),
@@ -224,6 +237,7 @@ WRONG = {
         ("def part(labels, n, seed): return [range(len(labels))] * n", "given twice"),
         ("def part(labels, n, seed): return [range(len(labels))]", "expected 4"),
         ("def part(labels, n, seed, share=1): return 0", "iid"),
+        ("part = lambda labels, n, seed: np.array_split(np.arange(len(labels)), n)", "is a lambda"),
     ],
     "algorithm": [
         ("def part(): return 3", "expected Federated"),
@@ -293,6 +307,38 @@ WRONG = {
         ("part = lambda model, task: 0", "is a lambda"),
         ("def loss(model, task): return 0", "another name|named as the loss"),
     ],
+    "data": [
+        ("def part(): return np.random.rand(40, 3), np.arange(40) % 2", "two sets of examples"),
+        ("part = lambda: (np.ones((40, 3)), np.arange(40) % 2)", "is a lambda"),
+    ],
+    "model": [
+        (MODEL + "    return net(4 + time.time_ns() // 1000 % 1000)", "two shapes"),
+        (MODEL + "    return net(5, np.random.rand())", "two models for the same arguments: 1.weight differs"),
+        (MODEL + "    return SHARED", "one module twice"),
+        (MODEL + "    return net(5, 1, lambda x: x * float(np.random.rand()))", "two results"),
+        (MODEL + "    return net(5, 1, lambda x: x.mul_(2))", "changed its arguments"),
+        ("part = lambda shape, classes: None", "is a lambda"),
+    ],
+    "loss": [
+        ("def part(outputs, labels): return outputs.mean() * float(np.random.rand())", "two results"),
+        ("def part(outputs, labels): return outputs.mul_(2).mean()", "changed its arguments"),
+        ("part = lambda outputs, labels: outputs.mean()", "is a lambda"),
+    ],
+    "measure": [
+        ("def part(outputs, labels): return float(np.random.rand())", "part.* gave two results"),
+        ("def part(outputs, labels): labels.sort(); return 1.0", "part.* changed its arguments"),
+        ("part = lambda outputs, labels: 1.0", "is a lambda"),
+    ],
+    "gossip": [
+        (
+            """
+            class part(DSGD):
+                def mixed(self, state, mixed): return super().mixed(state, (mixed[0] * np.float32(np.random.rand()),))
+            """,
+            "two results",
+        ),
+        ("part = lambda: DSGD()", "is a lambda"),
+    ],
     "combine": [
         (
             "class part:\n    linear, tolerates = True, 0\n    def combine(self, n, r, m): return 0",
@@ -305,13 +351,35 @@ WRONG = {
     ],
 }
 HEAD = """
+import time
 import numpy as np
+import torch
 from fedgossip import Update
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.sums import Mean
+from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.sampling import Draw
 """
+
+
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "schedule": lambda text: {"train": {"schedule": text}},
+    "partition": lambda text: {"data": {"partition": {"kind": text}}},
+    "algorithm": lambda text: {"coordinator": {"algorithm": text}},
+    "sampling": lambda text: {"coordinator": {"sampling": text}},
+    "codec": lambda text: {"coordinator": {"codec": text}},
+    "attack": lambda text: {"adversary": {"peers": [1], "attack": text}},
+    "optimizer": lambda text: {"train": {"optimizer": text}},
+    "task": lambda text: {"task": {"kind": text}},
+    "metric": lambda text: {"task": {"kind": "quadratic", "metrics": [f"{text}?of=model"]}},
+    "data": lambda text: {"data": {"source": text}},
+    "model": lambda text: {"model": {"source": text}},
+    "loss": lambda text: {"task": {"loss": text}},
+    "measure": lambda text: {"task": {"metrics": [text]}},
+    "gossip": lambda text: {"algorithm": {"name": text}},
+    "combine": lambda text: {"algorithm": {"combine": text}},
+}
 
 
 @pytest.mark.parametrize(("kind", "source", "why"), [(kind, *one) for kind, all_ in WRONG.items() for one in all_])
@@ -319,33 +387,22 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, source: str, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    name = f"wrong_{kind}_{len(source)}"
+    name = f"wrong_{kind}_{zlib.crc32(source.encode())}"
     (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(source))
-    content: dict[str, Any] = {"rounds": 2, "train": {"device": "cpu"}}
     text = f"{name}:{'loss' if 'def loss' in source else 'part'}"
-    if kind in ("algorithm", "sampling", "codec"):
-        content["coordinator"] = {"clients": 4, "secure": {"on": False}, kind: text}
+    content: dict[str, Any] = {"rounds": 2, **PLACES[kind](text)}
+    if kind != "task":
+        content["train"] = {"device": "cpu", **content.get("train", {})}
+    if kind == "partition" and why == "iid":
+        content["data"]["partition"]["iid"] = 1
+    if "coordinator" in content:
+        content["coordinator"] |= {"clients": 4, "secure": {"on": False}}
     else:
         content["topology"] = {"graph": "complete", "n": 4}
-    match kind:
-        case "optimizer":
-            content["train"]["optimizer"] = text
-        case "schedule":
-            content["train"]["schedule"] = text
-        case "partition":
-            content["data"] = {"partition": {"kind": text, **({"iid": 1} if why == "iid" else {})}}
-        case "attack":
-            content["adversary"] = {"peers": [1], "attack": text}
-        case "task":
-            content = {"rounds": 2, "topology": content["topology"], "task": {"kind": text}}
-        case "metric":
-            content["task"] = {"kind": "quadratic", "metrics": [f"{text}?of=model"]}
-        case "combine":
-            content["algorithm"] = {"combine": text}
     with pytest.raises(ConfigError, match=why) as caught:
         plan = compose.plan(load_experiment(content))
         measured_by(plan.experiment, compose.task_of(plan.experiment, plan.learners)[0])
-        assert kind == "sampling" and plan.sampling  # type: ignore[attr-defined]
+        assert getattr(plan, {"sampling": "sampling", "gossip": "algorithm"}.get(kind, ""), None), "made when needed"
     assert name in str(caught.value)
 
 

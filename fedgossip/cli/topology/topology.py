@@ -25,8 +25,8 @@ LONGEST_NAME = 20
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
 CHANGING_MEANS = (
-    "Where every round has another graph: edges and degree of the busiest round, gap per round of a whole period, "
-    "or in expectation where rounds are drawn afresh."
+    "Where every round has another graph: edges and degree of the busiest round, and no gap: the rounds to 1 % say how "
+    "fast, in expectation where they are drawn afresh."
 )
 
 _nodes = click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph is of any.")

@@ -59,6 +59,8 @@ def build(
 
     torch's global generator stays unchanged.  Raises ConfigError.
     """
+    if is_own(source):
+        custom.function(source, base)  # a module may draw while it is imported: not between the seed and the model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.integer(seed, "model"))
         return _build(source, tuple(dataset_shape), classes, vocabulary_size, base).float()

@@ -55,6 +55,10 @@ class Scoring:
         table = OF_KINDS.get(self._kind, OF_CLASSES)
         self._summed = {name: table[name] for name in names if name in table}
         self._whole = {score_of(name).name: _whole(name, base) for name in names if name not in self._summed}
+        self.own = {
+            name: self._whole[score_of(name).name] for name in names if custom.is_function(name.partition("?")[0])
+        }
+        """The user's own metrics, by their texts."""
         deviation = torch.tensor(data.label_deviation or (1.0,), dtype=torch.float64)
         self._unit = deviation if self._kind == REGRESSION else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -62,7 +62,7 @@ from fedgossip.plans.gossip.gossip_words import (
     terms_of,
 )
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
-from fedgossip.plans.own_parts import codec_named
+from fedgossip.plans.own_parts import check_algorithm, codec_named
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import check_personal_peers, example_counts
@@ -414,7 +414,11 @@ def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
 
 def algorithm_of(experiment: GossipExperiment, context: GraphFacts) -> GossipAlgorithm[Any]:
     """Return the algorithm of a run.  Raises ConfigError."""
-    return make(experiment.algorithm.name, method_of(experiment), context, options_of(experiment))
+    name = experiment.algorithm.name
+    made = partial(make, name, method_of(experiment), context, options_of(experiment))
+    if ALGORITHM_CODE.named_by(name):
+        check_algorithm(name, made)
+    return made()
 
 
 def options_of(experiment: GossipExperiment) -> dict[str, Any]:
