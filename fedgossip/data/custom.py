@@ -61,8 +61,8 @@ def function(
 ) -> Callable[..., Any]:
     """Return the function of "module:function", searched in `base` (or here), then as usual.
 
-    Raises ConfigError while imports are blocked, for a missing module or function, a lambda, and for a function that does not
-    take the arguments of `how`; `values`: the arguments' values, if known.
+    Raises ConfigError while imports are blocked, for a missing module or function, a lambda, and for a function that
+    does not take the arguments of `how`; `values`: the arguments' values, if known.
     """
     if not is_function(source):
         raise ConfigError(f"{source!r} is no function", "Write module:function.")
