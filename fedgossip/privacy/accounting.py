@@ -1,9 +1,10 @@
-"""The account of a sequence of noisy releases: epsilon for a delta, by the Renyi divergences of each added up.
+"""The account of a sequence of noisy releases: epsilon for a delta, from the sum of their Renyi divergences.
 
-A release is the Poisson-subsampled Gaussian: each unit (an example, or a client) is in with probability `rate`; it adds
-at most length 1; noise of deviation `noise` is added.  Neighbours differ in one unit's presence.  Rate 1 is the
-Gaussian mechanism.  Divergences add up at each order; the least epsilon of all orders is reported.  `secure.noise`'s
-discrete Gaussian has the same account: equal divergences at whole orders, and sums within these floats' error.
+A release is the Poisson-subsampled Gaussian: each unit (an example, or a client) takes part with probability `rate`; it
+adds a vector of norm at most 1; noise of deviation `noise` is added.  Neighbours differ in one unit's presence.  Rate 1
+is the Gaussian mechanism.  Divergences are summed at each order; the smallest epsilon of all orders is reported.
+`secure.noise`'s discrete Gaussian has the same account: equal divergences at whole orders, and sums within these
+floats' error.
 
 Sources: Abadi et al., CCS 2016; Mironov, Renyi differential privacy, CSF 2017; Mironov, Talwar and Zhang, Renyi
 differential privacy of the sampled Gaussian mechanism, 2019 (the divergences, computed by opacus); Balle et al.,
@@ -40,37 +41,39 @@ Floats = npt.NDArray[np.float64]
 ORDERS: Floats = np.array(
     [1.01, 1.02, 1.05, *(1 + tenths / 10 for tenths in range(1, 100)), *range(11, 64), 128, 256, 512, 1024], np.float64
 )
-"""Orders of the divergences: opacus's own, with some near 1 for large epsilons and some above 63 for small ones."""
+"""Orders of the divergences: those of opacus, with additional ones near 1 for large epsilons and above 63 for small
+ones.
+"""
 
 TIGHT_LIMIT = 30.0
 """Maximum epsilon that `tight` computes: larger ones would take long and promise nothing."""
 
 TIGHT_ERROR = 1e-6
-"""Of `tight` in closed form."""
+"""Error of `tight` in closed form."""
 
 NOISE_LEAST, NOISE_MOST = 0.05, 1e6
-"""Minimum and maximum noise that `noise_for` finds; less noise is none."""
+"""Minimum and maximum noise that `noise_for` returns; less noise is ineffective."""
 
 RATIO = 1e-3
 """Relative error of `noise_for`."""
 
 TINY = 1e-12
-"""Epsilon below which it counts as 0."""
+"""Maximum epsilon that counts as 0."""
 
 WHAT = "differential privacy"
-"""Whose accounts need the extra."""
+"""The feature that needs the extra."""
 
 STEPS_MOST = 10**12
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The same release `steps` times.  Raises ConfigError for numbers out of their ranges."""
+    """`steps` equal releases.  Raises ConfigError for numbers outside their ranges."""
 
     noise: float
-    """z: the noise's standard deviation over the largest norm of what one unit adds; 0 hides nothing."""
+    """z: the noise's standard deviation divided by the maximum norm of one unit's contribution; 0 hides nothing."""
     rate: float = 1.0
-    """q: above 0, at most 1; below 1 only where the drawn units are secret to all adversaries."""
+    """q: above 0, at most 1; below 1 only if the drawn units are secret to all adversaries."""
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -82,20 +85,20 @@ class Mechanism:
 
 
 def round_rate(rate: float) -> float:
-    """Return the rate at which a site's steps are accounted, not below the drawn one: the next of 1, 7/8, 6/8, 5/8,
-    1/2, 7/16 and so on.
+    """Return the accounted rate of a site's steps, not below the drawn one: the next of 1, 7/8, 6/8, 5/8, 1/2, 7/16 and
+    so on.
 
-    An account is published, and an exact rate would disclose the number of records; this does within a fifth.
-    Divergences grow with the rate: the epsilon holds.
+    An account is published, and an exact rate would disclose the number of records; this discloses it within a fifth.
+    Divergences grow with the rate, so the epsilon is valid.
     """
     share, power = math.frexp(rate)
     return math.ldexp(math.ceil(8 * share) / 8, power)
 
 
 def round_steps(steps: int) -> int:
-    """Return the steps that are accounted where a site's number of records decides them: 1 to 8, 10, 12, 14, 16, 20...
+    """Return the accounted steps if they depend on a site's number of records: 1 to 8, 10, 12, 14, 16, 20...
 
-    Steps that are not made release nothing: the epsilon holds.
+    Omitted steps release nothing, so the epsilon is valid.
     """
     return int(round_rate(float(steps)))
 
@@ -110,13 +113,13 @@ class RenyiAccount:
     divergences: Floats = field(default_factory=lambda: _NOTHING, repr=False)
 
     def plus(self, mechanism: Mechanism) -> RenyiAccount:
-        """Return the account with this release added; microseconds for a (noise, rate) that was seen before."""
+        """Return the account with this release added; it takes microseconds for a (noise, rate) seen before."""
         if not mechanism.steps:
             return self
         return RenyiAccount(self.divergences + mechanism.steps * _divergences(mechanism.noise, mechanism.rate))
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon that holds together with `delta`; 0 while nothing was released, inf without noise."""
+        """Return the valid epsilon for `delta`; 0 before any release, inf without noise."""
         if not self.divergences.any():
             return 0.0
         return max(0.0, float((self.divergences + _conversion(delta)).min()))
@@ -130,15 +133,15 @@ def account_of(mechanisms: Iterable[Mechanism]) -> RenyiAccount:
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
-    """Return the epsilon of all these releases together: an upper bound, up to a fifth above the least that holds."""
+    """Return the epsilon of all these releases together: an upper bound, up to a fifth above the smallest valid one."""
     return account_of(mechanisms).epsilon(delta)
 
 
 def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
-    """Return an epsilon at most 0.01 above the least that holds, for orientation.
+    """Return an epsilon at most 0.01 above the smallest valid one, for orientation.
 
-    At rate 1 the least itself, to 1e-6, in closed form; else PRV's.  None where that gives up, or `epsilon` is above
-    TIGHT_LIMIT.  Budgets are kept by `epsilon`: PRV takes seconds, and its proof leans on floating point sums.
+    At rate 1 it is the smallest itself, to 1e-6, in closed form; else PRV's.  None if PRV fails, or if `epsilon` is
+    above TIGHT_LIMIT.  Budgets use `epsilon`: PRV takes seconds, and its proof relies on floating-point sums.
     """
     wanted = [one for one in mechanisms if one.steps]
     bound = epsilon(wanted, delta)
@@ -149,7 +152,7 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     accountant = _prv().PRVAccountant()
     accountant.history = [(one.noise, one.rate, one.steps) for one in wanted]
     error = min(0.01, max(0.001, bound / 100))
-    # log 0 where the rate is 1, and a wish for more orders: neither changes what is returned
+    # Warnings of log 0 at rate 1, and of too few orders: neither affects the result.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -160,9 +163,9 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
 
 
 def _least(distance: float, delta: float, bound: float) -> float:
-    """Return the least epsilon, at most `bound`, of Gaussians without sampling, rounded up by 1e-6.
+    """Return the smallest epsilon, at most `bound`, of Gaussians without sampling, rounded up by 1e-6.
 
-    Together they are one of noise 1 / `distance`; delta at eps is Phi(distance / 2 - eps / distance) - exp(eps)
+    Together they equal one of noise 1 / `distance`; delta at eps is Phi(distance / 2 - eps / distance) - exp(eps)
     Phi(-distance / 2 - eps / distance).
     """
     from scipy.optimize import brentq
@@ -178,7 +181,7 @@ def _least(distance: float, delta: float, bound: float) -> float:
 def noise_for(
     wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1, before: RenyiAccount | None = None
 ) -> float:
-    """Return the least noise, to a thousandth, for epsilon `wanted` of `steps` releases and those `before`.
+    """Return the minimum noise, to a thousandth, for epsilon `wanted` of `steps` releases and those `before`.
 
     Raises ConfigError outside NOISE_LEAST to NOISE_MOST.
     """
@@ -212,7 +215,7 @@ def noise_for(
 def steps_within(
     wanted: float, delta: float, *, noise: float, rate: float = 1.0, before: RenyiAccount | None = None
 ) -> int:
-    """Return how many releases fit into epsilon `wanted` on top of those `before`; at most STEPS_MOST."""
+    """Return the number of releases that fit into epsilon `wanted` after those `before`; at most STEPS_MOST."""
     spent = (before or RenyiAccount()).divergences
     each = _divergences(noise, rate)
     room = wanted - _conversion(delta) - spent
@@ -239,7 +242,7 @@ def _divergences(noise: float, rate: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _conversion(delta: float) -> Floats:
-    """Return the term that turns the divergence of each order into an epsilon."""
+    """Return the term that converts the divergence of each order to an epsilon."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta = {delta:g}", "Delta is above 0 and below 1; one over ten times the units is usual.")
     below = ORDERS - 1
@@ -247,13 +250,13 @@ def _conversion(delta: float) -> Floats:
 
 
 def _renyi() -> Any:
-    """Return opacus' module of Renyi divergences alone: the rest needs torch and seconds.  Raises ConfigError."""
+    """Return only opacus' module of Renyi divergences: the rest needs torch and seconds.  Raises ConfigError."""
     place = _accountants() / "analysis" / "rdp.py"
     return _module_at(place) if place.is_file() else _opacus().analysis.rdp  # of another release
 
 
 class _History:
-    """What opacus' accountants take from their base class: the releases so far."""
+    """The part of opacus' base class of accountants that they use: the releases so far."""
 
     def __init__(self) -> None:
         self.history: list[tuple[float, float, int]] = []
@@ -261,7 +264,7 @@ class _History:
 
 @cache
 def _prv() -> Any:
-    """Return opacus' accountant PRV alone: its package loads torch; `_History` replaces its base class.  Raises
+    """Return only opacus' accountant PRV: its package loads torch; `_History` replaces its base class.  Raises
     ConfigError.
     """
     place = _accountants()
@@ -297,7 +300,7 @@ def _opacus() -> Any:
 
 
 STRONG, REASONABLE = 1.0, 10.0
-"""Maximum epsilon of each verdict; above the last, odds change more than 20 000 times."""
+"""Maximum epsilon of each verdict; above the last, odds change by a factor above 20 000."""
 
 
 def guarantee(epsilon: float) -> str:

@@ -2,11 +2,11 @@
 
     budget = resumed(budget, recorded)          # the journal; at the start of every incarnation
     budget = budget.spend(spend)                # BudgetError: nothing is released, the run ends
-    write spend.to_mapping() where it lasts     # first
+    write spend.to_mapping() to disk            # first
     release                                     # then
 
-In this order a crash can only count a release that never happened.  A redrawn release is spent twice.  One budget is
-one promise (unit and delta): a spend of another is refused.
+In this order a crash can only count a release that never happened.  A repeated release with new noise is counted twice.
+One budget has one promise (unit and delta): expenses for another are refused.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from fedgossip.base.errors import BudgetError, ConfigError, nearest
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount
 
 UNITS = ("record", "client")
-"""Units of privacy: one example of one client, or all that a client has."""
+"""Units of privacy: one example of one client, or all data of a client."""
 
 
 @dataclass(frozen=True)
 class Spend:
-    """One release, as it is recorded: `steps` subsampled Gaussians.  Raises ConfigError for numbers that are none."""
+    """One recorded release: `steps` subsampled Gaussians.  Raises ConfigError for invalid numbers."""
 
     unit: str
     """"record" or "client"."""
     noise: float
-    """z, above 0: the noise's standard deviation over the clip."""
+    """z, above 0: the noise's standard deviation divided by the clip."""
     delta: float
-    """The delta of the budget that it is taken from."""
+    """The delta of the budget that pays for it."""
     clip: float
-    """Maximum norm of what one unit adds; above 0."""
+    """Maximum norm of one unit's contribution; above 0."""
     rate: float = 1.0
-    """Share of the units that each step draws in secret; 1 where the participants are known."""
+    """Share of the units that each step draws in secret; 1 if the participants are known."""
     steps: int = 1
     round: int = 0
-    """The round that it was for; for the reader."""
+    """The round of the release, for readers."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -56,7 +56,7 @@ class Spend:
         return Mechanism(self.noise, self.rate, self.steps)
 
     def to_mapping(self) -> dict[str, str | float | int]:
-        """Return it as texts and numbers, which `from_mapping` takes back unchanged."""
+        """Return it as texts and numbers, for `from_mapping`."""
         return asdict(self)
 
     @classmethod
@@ -77,19 +77,19 @@ class Spend:
 
 @dataclass(frozen=True)
 class Budget:
-    """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError where spends are another promise's."""
+    """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError if expenses belong to another promise."""
 
     max_epsilon: float
-    """The limit on epsilon, above 0; with inf the spends are counted without a limit."""
+    """The limit on epsilon, above 0; with inf the expenses are counted without a limit."""
     delta: float
     unit: str
     clip: float | None = None
-    """The clip of every spend; None where it follows the updates (`adaptive`): the account does not need it."""
+    """The clip of every expense; None if it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
     before: RenyiAccount = field(default_factory=RenyiAccount, compare=False, kw_only=True)
-    """The account of other runs on the same records: without a delta and a clip."""
+    """The account of other runs on the same records, without a delta and a clip."""
     _account: RenyiAccount | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """The account of that and of the spends; a round adds to it, however many there were."""
+    """The cached account of `before` and the expenses; a round adds to it at constant cost."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -112,11 +112,11 @@ class Budget:
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that is spent."""
+        """The spent epsilon."""
         return self.account.epsilon(self.delta)
 
     def after(self, spend: Spend) -> float:
-        """Return the epsilon spent in all with this spend.  Raises ConfigError for a spend of another promise."""
+        """Return the total epsilon after this expense.  Raises ConfigError for an expense of another promise."""
         self._check(spend)
         return self.account.plus(spend.mechanism).epsilon(self.delta)
 
@@ -124,7 +124,7 @@ class Budget:
         return self.after(spend) <= self.max_epsilon
 
     def spend(self, spend: Spend) -> Budget:
-        """Return the budget after this spend.  Raises BudgetError where it does not fit; this budget is unchanged."""
+        """Return the budget after this expense.  Raises BudgetError if it does not fit; this budget is unchanged."""
         would = self.after(spend)
         if would > self.max_epsilon:
             raise BudgetError(
@@ -148,8 +148,8 @@ class Budget:
 
 
 def of_records(spend: Spend) -> Mechanism:
-    """Return the cost of a release for one record: noise for whole clients counts half, as a changed record is twice as
-    far away.
+    """Return the cost of a release for one record: noise for whole clients counts half, as a changed record doubles the
+    distance.
     """
     one = spend.mechanism
     return replace(one, noise=one.noise / 2) if spend.unit == "client" else one
@@ -162,14 +162,14 @@ class TotalBudget:
     max_epsilon: float
     delta: float
     account: RenyiAccount = field(default_factory=RenyiAccount, compare=False)
-    """Of all releases so far."""
+    """The account of all releases so far."""
 
     @property
     def epsilon(self) -> float:
         return self.account.epsilon(self.delta)
 
     def spend(self, spend: Spend) -> TotalBudget:
-        """Return it after a release.  Raises BudgetError where that does not fit; this one is unchanged."""
+        """Return the budget after a release.  Raises BudgetError if it does not fit; this one is unchanged."""
         account = self.account.plus(of_records(spend))
         if (would := account.epsilon(self.delta)) > self.max_epsilon:
             raise BudgetError(
@@ -181,9 +181,9 @@ class TotalBudget:
 
 
 def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
-    """Return the budget with all recorded spends, whether they fit or not.
+    """Return the budget with all recorded expenses, even if they do not fit.
 
-    Raises ConfigError for an unreadable line, or another promise's.
+    Raises ConfigError for an unreadable line, or one of another promise.
     """
     spends = (*budget.spends, *(Spend.from_mapping(line) for line in recorded))
     return replace(budget, spends=spends, _account=None)

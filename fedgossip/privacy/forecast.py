@@ -1,15 +1,17 @@
 """The forecast of a private run before training: its guarantee, and whether it can still learn.
 
-For the worst client: the epsilon after all rounds, and the noise in a round's mean update beside the longest update.
+For the worst client: the epsilon after all rounds, and the noise in a round's mean update relative to the longest
+update.
 
-    unit "client"   each round's sum has noise of deviation z S, shared by its clients: everybody's update is S long at
-                    most, the mean's noise z S sqrt(d) / n; the clients of a round are known, so nothing is amplified
+    unit "client"   each round's sum has noise of deviation z S, shared by its clients: each update has norm
+                    S at most, the mean's noise z S sqrt(d) / n; the clients of a round are known, so nothing is
+                    amplified
     unit "record"   each step at a site has noise of deviation z C on the sum of its batch, drawn there in secret: the
                     mean over n sites of K steps has z C sqrt(d K / n) / B of noise on K C of gradient at most
 
 LIMITS were measured on a small task (benchmarks/privacy.py).
 
-`lines` words it: guarantee, adversary, whether the run learns, and remedies.
+`lines` returns it as text: guarantee, adversary, whether the run learns, and remedies.
 """
 
 from __future__ import annotations
@@ -37,15 +39,16 @@ from fedgossip.protocols.federated.client_round import SentMetrics
 WEIGHTINGS = ("clients", "examples")
 
 LIMITS = {"client": (1.0, 5.0, 10.0), "record": (0.3, 1.5, 3.0)}
-"""Limits of noise over update in a round: below the first the run learns, then less, then little, above the last not.
-Lower for records, whose gradients partly cancel.
+"""Limits of noise / update in a round: below the first the run learns, then less, then little, above the last not.
+
+They are lower for records, whose gradients partly cancel.
 """
 
 SILOS = 30
-"""Number of clients up to which hiding each whole client costs more noise than learning bears."""
+"""Maximum number of clients for which hiding whole clients costs more noise than learning tolerates."""
 
 SILO_EPSILON = 3.0
-"""Maximum epsilon that still promises something, for orientation."""
+"""Maximum epsilon with a useful promise, for orientation."""
 
 
 def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
@@ -82,14 +85,14 @@ def verdict(forecast: PrivacyForecast) -> str:
 
 
 def hidden(plan: PrivacyPlan) -> str:
-    """Return the data that the budget hides, in words."""
+    """Return the data that the budget hides, as a text."""
     if plan.unit == "record":
         return "Each example of each client: whether it was there.  Not what all examples of a client have in common."
     return "Each client, with all its examples: whether it had them, or nothing at all."
 
 
 def adversary(plan: PrivacyPlan) -> str:
-    """Return the adversaries that it is hidden from, in words."""
+    """Return the adversaries from which they are hidden, as a text."""
     if plan.unit == "record":
         return (
             "The coordinator, the other clients, and whoever gets the model: each client adds all the noise itself, "
@@ -105,7 +108,7 @@ def adversary(plan: PrivacyPlan) -> str:
 
 
 def not_hidden(plan: PrivacyPlan) -> str:
-    """Return the data that it does not hide, in words."""
+    """Return the data that it does not hide, as a text."""
     disclosed = plan.sent_metrics.words(plan.sent_metrics.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
     counts = f"  As it is, {of}: {'; '.join(disclosed)}." if disclosed else ""
@@ -171,7 +174,7 @@ def _delta(plan: PrivacyPlan) -> str:
 
 
 def rounds(forecast: PrivacyForecast) -> str:
-    """Return how many rounds the budget allows, in a sentence or two."""
+    """Return the number of rounds that the budget allows, in a sentence or two."""
     plan, within = forecast.plan, forecast.rounds_within
     if within is None or plan.max_epsilon is None:
         return f"All {plan.rounds}: no max_epsilon ends the run."
@@ -268,28 +271,28 @@ def _rounded(value: float) -> str:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """A run as its experiment file has it.  Raises ConfigError for numbers that do not fit together."""
+    """A run by its experiment file.  Raises ConfigError for inconsistent numbers."""
 
     unit: str
     """"record" or "client"."""
     clients: int
     rounds: int
     noise: float
-    """z, above 0: the noise's standard deviation over the clip."""
+    """z, above 0: the noise's standard deviation divided by the clip."""
     clip: float
     """Maximum norm of one client's update, or of one example's gradient."""
     delta: float
     parameters: int
-    """d: elements of an update."""
+    """d: number of elements of an update."""
     cohort: int | None = None
     """Number of clients of a round; None: all."""
     max_epsilon: float | None = None
     weighting: str = "clients"
-    """"clients": all count alike; "examples": by their number."""
+    """"clients": equal weights; "examples": by their number."""
     honest: int | None = None
-    """unit "client": number of survivors whose noise is counted on; None: the cohort."""
+    """unit "client": minimum number of survivors with noise; None: the cohort."""
     batch_size: int = 1
-    """unit "record": mean number of examples that a step draws."""
+    """unit "record": mean number of examples in a step's batch."""
     local_steps: int = 1
     """unit "record": number of steps of a site per round."""
     examples: Sequence[int] = ()
@@ -297,19 +300,19 @@ class PrivacyPlan:
     decides: int | None = None
     """unit "record": number of examples of the client with the largest epsilon; None: the fewest."""
     sent_metrics: SentMetrics = field(default_factory=SentMetrics)
-    """The metrics that clients report beside their updates."""
+    """The metrics that clients report with their updates."""
     secure: bool = True
-    """Whether these metrics are reported by sums alone."""
+    """Whether these metrics are reported only in sums."""
     tested: bool = False
-    """Whether clients test the model that they are sent on examples of their own."""
+    """Whether clients test the received model on local examples."""
     test_noise: float = 0.0
-    """unit "record": the noise on the number of right answers, where that is reported."""
+    """unit "record": the noise on the number of right answers, if it is reported."""
     test_every: int = 0
     """Number of rounds between two tests; the last round always has one; 0: never."""
     before: tuple[Mechanism, ...] = ()
-    """The account of what other runs have spent of the same budget."""
+    """The expenses of other runs on the same budget."""
     statistics: Mechanism | None = None
-    """The cost of the statistics that the sites agree on before the first round, where `before` has it not."""
+    """The cost of the statistics agreed on before the first round, unless it is in `before`."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:
@@ -340,30 +343,30 @@ class PrivacyPlan:
 
     @property
     def rate(self) -> float:
-        """q of the client with the largest epsilon, as it is accounted; 1 for clients: the participants are known."""
+        """q of the client with the largest epsilon, as accounted; 1 for clients: the participants are known."""
         if self.unit == "client":
             return 1.0
         return round_rate(min(1.0, self.batch_size / (self.decides or min(self.examples))))
 
     @property
     def tests(self) -> Mechanism:
-        """The cost of the counts of right answers of all rounds together."""
+        """The total cost of the counts of right answers in all rounds."""
         count = math.ceil(self.rounds / self.test_every) if self.test_noise and self.test_every else 0
         return Mechanism(self.test_noise, 1.0, count)
 
     @property
     def aside(self) -> RenyiAccount:
-        """The part of the budget reserved from the rounds: for tests, and for earlier spending."""
+        """The part of the budget not available for rounds: for tests, and for earlier expenses."""
         return account_of([self.tests, *self.earlier])
 
     @property
     def earlier(self) -> Sequence[Mechanism]:
-        """The spending before the first round: in other runs, and on the statistics of this one."""
+        """The expenses before the first round: in other runs, and on the statistics of this one."""
         return [*self.before, *([self.statistics] if self.statistics else [])]
 
     @property
     def round_spend(self) -> Spend:
-        """The cost of one round for a client that takes part."""
+        """The cost of one round for a participating client."""
         steps = 1 if self.unit == "client" else self.local_steps
         return Spend(self.unit, self.noise, self.delta, self.clip, self.rate, steps)
 
@@ -382,28 +385,30 @@ class PrivacyForecast:
     epsilon: float
     """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
-    """The same epsilon including earlier spending: on statistics, and in other runs."""
+    """The same epsilon including earlier expenses: on statistics, and in other runs."""
     usual: float
-    """The epsilon of a client that is drawn as often as the others: rounds times cohort / clients."""
+    """The epsilon of a client drawn on average: in rounds times cohort / clients rounds."""
     rounds_within: int | None
-    """The number of its rounds that fit into max_epsilon; None without one."""
+    """The number of its rounds that fit into max_epsilon; None without a limit."""
     noise_length: float
     update_length: float
-    """Maximum length of the update."""
+    """Maximum norm of the update."""
 
     @cached_property
     def tight(self) -> float | None:
-        """The same epsilon by the tighter account; None where it is not computed.  Seconds, for who asks."""
+        """The same epsilon by the tighter account; None if it is not computed.  Takes seconds, so it is computed on
+        demand.
+        """
         return tight([self.plan.all_rounds, self.plan.tests], self.plan.delta)
 
     @cached_property
     def noise_wanted(self) -> float | None:
-        """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None where there is none."""
+        """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None if none exists."""
         return _noise_wanted(self.plan)
 
     @property
     def ratio(self) -> float:
-        """The length of the noise over that of the longest update."""
+        """The norm of the noise divided by that of the longest update."""
         return self.noise_length / self.update_length
 
     @property

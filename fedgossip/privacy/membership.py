@@ -1,17 +1,17 @@
 """Membership tests: can a holder of a model distinguish its training records from similar ones?
 
-A test guesses that a record was trained on where the model does well on it; where it finds a significantly larger share
-of n trained records than of m others, the model leaks.  No shadow models.
+A test guesses that a record is a training record if the model does well on it.  If the guess finds a significantly
+larger share of n training records than of m others, the model leaks.  No shadow models.
 
-    right answers     guess by whether the answer is right: the gap between records trained on and others
-    mean loss         the loss is below the mean loss of records trained on
-    1 % false alarms  the loss is so low that at most 1 % of others have such a one
+    right answers     guess by whether the answer is right: the gap between training records and others
+    mean loss         the loss is below the mean loss of training records
+    1 % false alarms  the loss is so low that at most 1 % of others are below it
 
 Sources: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018 (the first
-two).  Carlini et al., Membership inference attacks from first principles, S&P 2022 (the third: what is found where
-false alarms are few).  Clopper and Pearson, Biometrika 26 (1934): exact intervals of a share.
+two).  Carlini et al., Membership inference attacks from first principles, S&P 2022 (the third: detections at a low
+false-alarm rate).  Clopper and Pearson, Biometrika 26 (1934): exact intervals of a share.
 
-A threshold is chosen on half of the records and judged on the other.  A test that finds nothing proves nothing: a
+A threshold is chosen on half of the records and evaluated on the other.  A test without a detection proves nothing: a
 privacy budget bounds all attacks.
 """
 
@@ -30,16 +30,16 @@ Losses = npt.NDArray[np.float64]
 Right = npt.NDArray[np.bool_]
 
 LEAST = 20
-"""Minimum number of records on each side: below it an interval is uninformative."""
+"""Minimum number of records on each side: with fewer an interval is uninformative."""
 CONFIDENCE = 0.99
-"""Of each interval."""
+"""Confidence of each interval."""
 FALSE_ALARMS = 0.01
-"""The share of others that the third test may take for records trained on."""
+"""Maximum share of others that the third test may guess as training records."""
 
 
 @dataclass(frozen=True)
 class MeasuredShare:
-    """`hits` of `of`, and between which shares the true one surely lies."""
+    """`hits` of `of`, and the confidence interval of the true share."""
 
     hits: int
     of: int
@@ -52,7 +52,7 @@ class MeasuredShare:
 
 
 def measured(hits: int, of: int) -> MeasuredShare:
-    """Return the share with its exact interval, by Clopper and Pearson; at level CONFIDENCE."""
+    """Return the share with its exact interval, by Clopper and Pearson, at level CONFIDENCE."""
     from scipy.special import betaincinv
 
     tail = (1 - CONFIDENCE) / 2
@@ -63,7 +63,7 @@ def measured(hits: int, of: int) -> MeasuredShare:
 
 @dataclass(frozen=True)
 class Guess:
-    """One way to guess, and how often it is right."""
+    """One way to guess, and its rates."""
 
     name: str
     found: MeasuredShare
@@ -73,14 +73,14 @@ class Guess:
 
     @property
     def succeeds(self) -> bool:
-        """Whether it surely finds more of those trained on than of the others."""
+        """Whether it certainly finds a larger share of the training records than of the others."""
         return self.found.low > self.alarms.high
 
     @property
     def epsilon(self) -> float:
-        """Return the least epsilon, at delta 0, that a training can have had; 0 for an uninformative guess.
+        """Return the minimum epsilon, at delta 0, of the training; 0 for an uninformative guess.
 
-        As sure as both intervals are together.
+        Its confidence is that of both intervals together.
         """
         if not self.succeeds:
             return 0.0
@@ -93,12 +93,12 @@ class MembershipTest:
     """The results of the tests of a model."""
 
     trained: int
-    """Number of records that it was trained on."""
+    """Number of its training records."""
     others: int
     trained_loss: float
     other_loss: float
     auroc: float
-    """The chance that a record trained on has a lower loss than another: 0.5: indistinguishable."""
+    """The chance that a training record has a lower loss than another record: 0.5: indistinguishable."""
     guesses: tuple[Guess, ...]
 
     @property
@@ -113,7 +113,7 @@ class MembershipTest:
 def membership_test(
     trained: Losses, others: Losses, right: tuple[Right, Right] | None = None, seed: int = USUAL
 ) -> MembershipTest:
-    """Return the tests of a model with these losses on records that it was trained on, and on others like them.
+    """Return the tests of a model with these losses on its training records, and on similar other records.
 
     `right`: whether its answers are right, or None.  `seed` divides the halves.  Raises ConfigError for fewer than
     LEAST records on a side.
@@ -145,12 +145,12 @@ def _halves(losses: Losses, seed: int, side: int) -> tuple[Losses, Losses]:
 
 
 def _at_most(others: Losses, share: float) -> float:
-    """Return the threshold below which at most this share of losses lies."""
+    """Return the threshold with at most this share of losses below it."""
     return float(np.sort(others)[math.floor(share * len(others))])
 
 
 def _area(trained: Losses, others: Losses) -> float:
-    """Return the share of pairs in which the trained record has the lower loss, equals half."""
+    """Return the share of pairs whose training record has the lower loss; equal losses count half."""
     ordered = np.sort(others)
     above = len(others) - np.searchsorted(ordered, trained, side="right")
     equal = np.searchsorted(ordered, trained, side="right") - np.searchsorted(ordered, trained, side="left")

@@ -10,8 +10,8 @@
 A used step raises RoundAbandoned (TWICE) and cannot be copied.  Outcomes:
 
 - the next step;
-- ProtocolError: the frame is not authentic, or not of this session and stage; nothing has changed, the step is usable;
-- RoundAbandoned: the coordinator signed what no honest one would, or too few are left; all secrets are erased.
+- ProtocolError: the frame is not authentic, or not of this session and stage; nothing has changed; the step is usable;
+- RoundAbandoned: the coordinator signed a frame that no honest one would, or too few are left; all secrets are erased.
 
 Differences to Bonawitz et al. (CCS 2017): the mask seed is committed to; every message is bound to a session hash over
 the model, the roster and all parameters; a second, different message of a stage ends the session.
@@ -96,7 +96,7 @@ class SecAggClient:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Session:
-    """The facts that are constant over the steps; `sid` is sid0 until the keys are known."""
+    """The constant facts of all steps; `sid` is sid0 until the keys are known."""
 
     me: int
     descriptor: Descriptor
@@ -181,7 +181,7 @@ class Advertised(_Step[OwnKeys]):
     """After S0: the keys are announced.  `frame` is empty for keys announced a round ahead."""
 
     def share(self, neighbourhood: bytes) -> Shared:
-        """Split both secrets among the share group, and seal each neighbour's shares for it alone."""
+        """Split both secrets over the share group, and seal each neighbour's shares for it alone."""
         message = self._read(neighbourhood, frames.Neighbourhood)
         with self._spend() as own:
             s = self._session
@@ -202,7 +202,7 @@ class Shared(_Step[Sharing]):
     """After S1: the shares are sealed."""
 
     def check(self, delivery: bytes) -> None:
-        """Raise ProtocolError for a frame that is not the delivery of this session; a valid one may be used later."""
+        """Raise ProtocolError for any frame but the delivery of this session; a valid one may be used later."""
         self._checked = delivery, self._read(delivery, frames.Delivery)
 
     def mask(self, delivery: bytes, integers: Quantised) -> VectorMasked:

@@ -70,7 +70,7 @@ class RingEncoding(Protocol):
         """Return the same encoding with another clip."""
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
-        """Raise RoundAbandoned where the sum of `n` clients with noise `sigma` could wrap around."""
+        """Raise RoundAbandoned if the sum of `n` clients with noise `sigma` could wrap around."""
 
     def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
         """Return the client's coordinates.  Raises RoundAbandoned."""
@@ -124,7 +124,7 @@ class NoiseRule:
 def rounded_norm(norm: float, length: int) -> float:
     """Return the largest L2 norm of a vector of `norm` after rounding each element up or down.
 
-    Source: Kairouz, Liu and Steinke, ICML 2021, theorem 1 with beta = 0, where no rounding is drawn again.
+    Source: Kairouz, Liu and Steinke, ICML 2021, theorem 1 with beta = 0, so no rounding is drawn again.
     """
     return norm + math.sqrt(length)
 
@@ -174,7 +174,7 @@ class SumResult:
     sum: npt.NDArray[Any]
     """The sum of weight times values: float64 [length], read-only; integers of Python (dtype object) of exact sums."""
     weight: float
-    """The sum of the weights; a whole number where clients * weight_max < 2^(bits - 1)."""
+    """The sum of the weights; a whole number if clients * weight_max < 2^(bits - 1)."""
     clients: tuple[int, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The weighted mean of each declared metric."""
@@ -211,7 +211,7 @@ class Encoding:
     length: int
     """Number of elements."""
     bound: float
-    """Largest magnitude of an element; a larger one is refused where it is given, before anything is sent."""
+    """Largest magnitude of an element; a larger one is refused on input, before anything is sent."""
     bits: int = 24
     weight_max: int = 1
     """Largest weight of a client; weights are whole numbers from 1, such as numbers of examples."""
@@ -232,7 +232,7 @@ class Encoding:
         return FixedPoint(self.length, longest, self.bound, self.weight_max, self.bits, named, tells=NOTHING)
 
     def error(self, clients: int) -> float:
-        """Return the largest distance of an element of a sum over so many clients from the exact sum."""
+        """Return the maximum error of an element of a sum over `clients` clients."""
         return clients * self._unit
 
     @property
@@ -286,7 +286,7 @@ class ExactSums:
     """The hash of the numbers' meaning."""
 
     together = True
-    """Such a sum contains no randomness: two that differ by a client disclose that client's numbers, exactly."""
+    """Exact sums contain no randomness: two that differ by a client disclose that client's numbers, exactly."""
     clip_l2 = clip_inf = 0.0
     q_bits = limit = 0
     weight_max = 1
@@ -336,7 +336,7 @@ class ExactSums:
         return self
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
-        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients could wrap around; it contains no noise."""
+        """Raise RoundAbandoned (OVERFLOW) if the sum of `n` clients could wrap around; it contains no noise."""
         if sigma or not n * max(1, self._most) < 1 << (self.ring_bits - 1):
             text = f"the sum of {n} exact numbers may not fit in {self.ring_bits} bits"
             raise RoundAbandoned(Reason.OVERFLOW, text)
@@ -415,7 +415,7 @@ def words_in(vector: Vector) -> Words | None:
 
 @dataclass(frozen=True)
 class ExactEncoding:
-    """Whole numbers, whose sums are exact; `bounds`: the largest magnitude of each number.  Raises ConfigError."""
+    """Whole numbers with exact sums; `bounds`: the largest magnitude of each number.  Raises ConfigError."""
 
     bounds: tuple[int, ...]
     bits: int = WIDE

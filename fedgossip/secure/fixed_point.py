@@ -72,7 +72,7 @@ def centred(ring: Words) -> npt.NDArray[np.int64]:
 
 
 def little(ring: Words) -> memoryview:
-    """Return the words as bytes, little-endian, without a copy where the machine is."""
+    """Return the words as bytes, little-endian, without a copy on a little-endian machine."""
     return np.ascontiguousarray(ring, dtype="<u4").view(np.uint8).data
 
 
@@ -156,7 +156,7 @@ class Quantised:
 
     @classmethod
     def of_sum(cls, total: Words) -> Quantised:
-        """Return the input of a coordinator, the sum of its clients' numbers, as it is."""
+        """Return a coordinator's input, the sum of its clients' numbers, unchanged."""
         return cls(total, hashlib.blake2b(little(total), digest_size=16).digest())
 
 
@@ -193,9 +193,9 @@ class FixedPoint:
     """The hash of the parameters' names and shapes."""
     together = False
     statistics: tuple[int, int] = (0, 0)
-    """Start and end of the elements that are running statistics."""
+    """Start and end of the running statistics in the elements."""
     tells: str = CLIPPED
-    """What the sum discloses of cut updates: CLIPPED, their number; NOTHING; or SHORTER, half a noisy bit of each
+    """Disclosure of cut updates by the sum: CLIPPED, their number; NOTHING; or SHORTER, half a noisy bit of each
     client.
     """
 
@@ -225,7 +225,7 @@ class FixedPoint:
 
     @property
     def cut(self) -> int:
-        """Number of elements that are clipped and rounded: all but statistics."""
+        """Number of clipped and rounded elements: all but statistics."""
         return self.length - self._kept
 
     @property
@@ -248,7 +248,7 @@ class FixedPoint:
         return digest("schema", self.layout, self.length, "weight", self.tells, "count", *named)
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
-        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients with noise `sigma` could wrap around."""
+        """Raise RoundAbandoned (OVERFLOW) if the sum of `n` clients with noise `sigma` could wrap around."""
         if not n * self.limit + 8 * sigma < 1 << (RING_BITS - 1):
             raise RoundAbandoned(
                 Reason.OVERFLOW, f"the sum of {n} numbers of {self.q_bits} bits may not fit in {RING_BITS} bits"
@@ -412,9 +412,9 @@ def _norm(update: Vector) -> float:
 #     word k = L_k + 2^10 r_k - r_(k-1)       the sum of 2^(10 k) word_k is V; 1000 clients fit
 #     mean = (sum V / sum w - 2^103) / 2^40
 #
-# So the mean is weighted and exact to 2^-40: nonnegative statistics have a nonnegative mean.  Without the chance r the
-# sum of each limb would disclose the carries of the clients' numbers beside their sum; with it two sets of numbers with
-# one sum are distinguished with an advantage of at most 14 / 2^10 for each carry by which they differ.
+# So the mean is weighted and exact to 2^-40: nonnegative statistics have a nonnegative mean.  Without the random r the
+# sum of each limb would disclose the carries of the clients' numbers in addition to their sum.  With it two sets of
+# numbers with one sum are distinguished with an advantage of at most 14 / 2^10 per differing carry.
 
 
 LIMBS, LIMB_BITS = 15, 10

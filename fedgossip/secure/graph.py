@@ -75,8 +75,8 @@ def parameters(
     """Return (k, t): the smallest even number of neighbours that admits a threshold, and the smallest threshold.
 
     `corrupt` and `dropping`: shares of the n clients.  With probability 2^-sigma at most some client has t corrupt
-    neighbours, or the honest are disconnected; with 2^-eta at most a round cannot be finished.  Exact integers; None
-    where no k below n is enough.  Source: Bell et al. 2020, section 3.
+    neighbours, or the honest are disconnected; with 2^-eta at most a round cannot be finished.  Exact integers; None if
+    no k below n is enough.  Source: Bell et al. 2020, section 3.
     """
     bad, gone = (math.floor(round(share * n, 9)) for share in (corrupt, dropping))
     for k in range(2, n, 2):

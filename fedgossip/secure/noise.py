@@ -4,17 +4,17 @@
             heights from 0 to 1 are divided.  The cells cover the area below f; the few left over count as misses
     draw    a cell by the first bits of a word, an integer y of it by the last bits
             all of the cell is below f:  y is drawn
-            else:  a height in the cell by another word; y is drawn where it is below f(y), or all begins again
-    tail    beyond REACH sigma some cells stand for strips without end, each half as likely as the one before it, and of
+            else:  a height in the cell by another word; y is drawn if it is below f(y), else all begins again
+    tail    beyond REACH sigma some cells represent endless strips, each half as likely as the one before it, and of
             half the height; in them as in every other cell, integer and height are uniform
 
 All cells are equally likely and of equal area, so the chance of y is proportional to f(y).  98 of 100 numbers take one
-word, one look and an addition.
+word, one lookup and an addition.
 
-Exact: the table holds whole numbers.  A height's first 63 bits are drawn, and float64 knows its logarithm to SLACK; a
-decision within SLACK, or a height that begins with 20 zeros, is repeated by decimal arithmetic.  So no float bends the
-distribution: its total variation distance from P is 0 for random words, which AES-CTR is assumed to give.  The time
-depends on the noise, not on what it hides.
+Exact: the table holds whole numbers.  A height's first 63 bits are drawn, and float64 gives its logarithm to SLACK; a
+decision within SLACK, or a height that begins with 20 zeros, is repeated by decimal arithmetic.  So no float error
+changes the distribution: its total variation distance from P is 0 for random words, which AES-CTR is assumed to give.
+The time depends on the noise, not on the hidden numbers.
 
 Sources: Ahrens, A one-table method for sampling from continuous and discrete distributions, Computing 54 (1995);
 Buchmann, Cabarcas, Goepfert, Huelsing and Weiden, Discrete ziggurat, SAC 2013; use: Canonne, Kamath and Steinke, The
@@ -62,7 +62,7 @@ REACH = 4
 """Start of the tails, in sigma."""
 
 PREFIX_BITS = 63
-"""Number of bits of a height that are drawn first."""
+"""Number of first bits of a height."""
 
 SURE = 1 << 43
 """Minimum of a decisive prefix: the prefix of a height that begins with 20 zeros or more is too coarse."""
@@ -124,7 +124,7 @@ class Cells:
     width: int
     """Number of integers of a cell, a power of two."""
     rows: int
-    """Number of rows that divide heights from 0 to 1: as many as there are cells for."""
+    """Number of rows that divide heights from 0 to 1: the maximum for the number of cells."""
     starts: npt.NDArray[Any]
     """The least integer of each cell, int32; int64 where 32 bits are not enough for a cell and an integer of it."""
     below: int
@@ -231,7 +231,7 @@ def _words(count: int, dice: CipherContext) -> npt.NDArray[np.uint64]:
 
 @lru_cache(maxsize=64)
 def cells_of(sigma: float) -> Cells:
-    """Return the table for a sigma, with as many rows as there are cells for."""
+    """Return the table for a sigma, with the maximum number of rows for its cells."""
     width = 1 << max(0, math.floor(math.log2(sigma / NARROW)))
     strips = math.ceil(REACH * sigma / width)
     tail_start = strips * width

@@ -223,8 +223,8 @@ class Grid:
         return out
 
     def possible(self, received: Words, senders: int) -> bool:
-        """Return whether so many neighbours within the bound can have sent this sum: weights of 1 together, half a unit
-        of rounding each.
+        """Return whether `senders` neighbours within the bound can have sent this sum: weights of 1 together, half a
+        unit of rounding each.
         """
         signed, most = received.view(np.int32), LIMIT + senders
         return int(signed.max()) <= most and -int(signed.min()) <= most
@@ -285,6 +285,6 @@ def masked(whole: Words, added: Iterable[bytes], subtracted: Iterable[bytes]) ->
 
 
 def opened(total: Words, senders: int) -> Words | None:
-    """Return the sum, [d], a view; None where masks are left in it: noise passes with a chance of 2^-128."""
+    """Return the sum, [d], a view; None if masks are left in it: noise passes with a chance of 2^-128."""
     length = total.size - CHECK_WORDS
     return total[:length] if bool((total[length:] == senders).all()) else None

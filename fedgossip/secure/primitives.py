@@ -5,10 +5,10 @@ salt, purpose and both ids in the info: no key has two uses.
 
 Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519); NIST SP 800-38A (CTR).
 
-**Simulations** play everybody, and skip work that only separates participants: a pair's key is a hash of its public
-keys; derivations, draws and seals are reused at the other end; own signatures and packed messages need no check.  The
-bytes are those of real participants with the same keys.  Never with real ones: it hides nothing, and keeps keys in
-memory.
+**Simulations** play all participants, and skip work that only separates them: a pair's key is a hash of its public
+keys; derivations, draws and seals are reused at the other end; signatures and messages of this process need no check.
+The bytes are those of real participants with the same keys.  Never use it with real participants: it hides nothing, and
+keeps keys in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 LABEL = "fedgossip/secagg/1"
 
 Entropy = Callable[[int], bytes]
-"""A function that gives so many random bytes: os.urandom, but in tests."""
+"""A function that returns the requested number of random bytes: os.urandom, except in tests."""
 
 Sign = Callable[[bytes], bytes]
 """A function that signs with the participant's Ed25519 identity, without giving away its secret."""
@@ -161,7 +161,7 @@ class Agreement:
         self._x25519: X25519PrivateKey | None = None
 
     def with_(self, public: bytes) -> bytes:
-        """Return the shared 32 bytes.  Raises ValueError where they are zero: `public` is of small order."""
+        """Return the shared 32 bytes.  Raises ValueError if they are zero: `public` is of small order."""
         if memory() is None:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         if small_order(public):
@@ -220,7 +220,7 @@ def keystream(key: bytes) -> CipherContext:
 
 
 SHORT_MOST = 4096
-"""Maximum number of bytes of a stream that is computed whole."""
+"""Maximum number of bytes of a stream computed as a whole."""
 
 _ZEROS = memoryview(bytes(SHORT_MOST))
 
@@ -235,7 +235,7 @@ def short_streams(keys: Sequence[bytes], size: int) -> list[bytes]:
 
 
 def seal(keys: Sequence[bytes], plains: Sequence[bytes], bound: Sequence[bytes]) -> list[bytes]:
-    """Return each of `plains` sealed for the one holder of its key, who must name the same `bound`."""
+    """Return each of `plains` sealed for the one holder of its key; opening it requires the same `bound`."""
     sealed = [ChaCha20Poly1305(k).encrypt(_NONCE, plain, b) for k, plain, b in zip(keys, plains, bound, strict=True)]
     if here := memory():
         here.keep_all([*zip(keys, sealed, bound, strict=True)], plains)
@@ -275,7 +275,7 @@ def signer(seed: bytes) -> tuple[bytes, Sign]:
 
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
-    """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
+    """Return whether the holder of this Ed25519 key signed `data`; False for invalid input."""
     if (here := memory()) is None:
         return _verified(identity, signature, data)
     known: bool | None = here.get((identity, signature, data))
@@ -317,7 +317,7 @@ class Remembered:
         return self._found.get(name)
 
     def keep(self, name: Name, value: object, size: int = 0) -> None:
-        """Store a value, never None, of so many bytes beside those of any entry."""
+        """Store a value, never None, of `size` bytes in addition to those of any entry."""
         self._bytes += ENTRY_BYTES + size
         if self._bytes > REMEMBERED_BYTES:
             self._found.clear()
@@ -325,13 +325,13 @@ class Remembered:
         self._found[name] = value
 
     def take(self, name: Name, size: int = 0) -> Any:
-        """Return the stored value of this size and drop it: nothing else will request it.  None without one."""
+        """Return the stored value of this size and drop it, as no later request needs it.  None without one."""
         if (value := self._found.pop(name, None)) is not None:
             self._bytes -= ENTRY_BYTES + size
         return value
 
     def keep_all(self, names: Sequence[Name], values: Sequence[object], size: int = 0) -> None:
-        """Store so many values, none of them None, of so many bytes each."""
+        """Store values, none of them None, of `size` bytes each."""
         self._bytes += (ENTRY_BYTES + size) * len(names)
         if self._bytes > REMEMBERED_BYTES:
             self._found.clear()
@@ -366,9 +366,7 @@ def remembering() -> Iterator[None]:
 
 
 def each_once(names: Sequence[Name], compute: Callable[[Sequence[int]], list[Result]], size: int = 0) -> list[Result]:
-    """Return the results for these places in `names`, of so many bytes each; in a simulation both ends of a pair share
-    one computation.
-    """
+    """Return the results for `names`, `size` bytes each; in a simulation both ends of a pair share one computation."""
     if _memory is None:
         return compute(range(len(names)))
     found: list[Result] = _memory.take_all(names, size)
@@ -392,7 +390,7 @@ def once_for(thing: object, facts: Name, compute: Callable[[], Result]) -> Resul
 
 
 def once(name: Name, compute: Callable[[], Result]) -> Result:
-    """Return the result; where one process plays all participants, the first request for this name computes it."""
+    """Return the result; if one process plays all participants, the first request for this name computes it."""
     if _memory is None:
         return compute()
     found: Result | None = _memory.get(name)

@@ -41,7 +41,7 @@ def erase(things: Iterable[Erasable]) -> None:
 
 @contextmanager
 def erased_on_failure(*new: Erasable) -> Iterator[None]:
-    """Erase secrets without a holder yet where handing them on fails, as signing, drawing and sealing may."""
+    """Erase secrets that have no holder so far if handing them on fails, as signing, drawing and sealing may."""
     try:
         yield
     except BaseException:
@@ -100,13 +100,13 @@ class SharePairs:
 
 
 def rows_of(joined: bytes, size: int) -> list[bytes]:
-    """Return the concatenated rows of so many bytes."""
+    """Return the concatenated rows of `size` bytes."""
     return [joined[at : at + size] for at in range(0, len(joined), size)]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class OwnKeys:
-    """A client's secrets of one session: two X25519 keys and the seed of its own mask; and their announcement."""
+    """A client's secrets of one session: two X25519 keys and the seed of its self mask; and their announcement."""
 
     c: Secret
     s: Secret
@@ -189,7 +189,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ended:
-    """Facts that are not secret: the survivors, and the clients with revealed shares of each kind."""
+    """Facts without secrets: the survivors, and the clients with revealed shares of each kind."""
 
     survivors: tuple[int, ...]
     alive: tuple[int, ...] = ()
@@ -232,7 +232,7 @@ Sealed = tuple[tuple[int, bytes], ...]
 
 
 def split(own: OwnKeys, group: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
-    """Share the mask key and b among the group; a member's x is its place in the roster plus one."""
+    """Share the mask key and b in the group; a member's x is its place in the roster plus one."""
     places = [v + 1 for v in group]
     return dict(zip(group, shamir.split_two(own.s.read(), own.b.read(), places, t, entropy), strict=True))
 
@@ -246,7 +246,7 @@ class PairKeys(NamedTuple):
 
 
 def pair_keys(sid: bytes, own: OwnKeys, keys: Mapping[int, Keys], words: int) -> PairKeys:
-    """Agree with each neighbour, and derive a key for either's seal and one for a mask of so many words."""
+    """Agree with each neighbour, and derive a key for either's seal and one for a mask of `words` words."""
     me = own.public.client
     others = tuple(sorted(keys.keys() - {me}))
     c_pks, s_pks = [keys[v].c_pk for v in others], [keys[v].s_pk for v in others]
@@ -265,9 +265,9 @@ def sealed(sid: bytes, me: int, seals: Mapping[int, bytes], pairs: Mapping[int, 
 
 
 def opened(sid: bytes, me: int, held: Sharing, message: Sealed) -> SharePairs:
-    """Open every seal; return the shares with one's own.
+    """Open every seal; return the shares, including the client's.
 
-    Raises RoundAbandoned (AEAD) naming the first that does not open.
+    Raises RoundAbandoned (AEAD) with the sender of the first seal that does not open.
     """
     openers, owners = held.openers.read(), [v for v, _ in message]
     if strangers := [v for v in owners if v not in openers]:

@@ -1,4 +1,4 @@
-"""The coordinator's side of FG-SecAgg/1, as steps: each collects what clients send, and `close` returns the next.
+"""The coordinator's side of FG-SecAgg/1, as steps: each collects the clients' frames, and `close` returns the next.
 
     invite(...)  -> Inviting     frame                for all         take(client, frame)   keys
     .close()     -> Distributing frame_for(client)    their keys      take(client, frame)   sealed shares
@@ -40,7 +40,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Session:
-    """The facts that are constant over the steps; `sid` is sid0 until the keys are known."""
+    """The constant facts of all steps; `sid` is sid0 until the keys are known."""
 
     roster: ParticipantRoster
     descriptor: Descriptor
@@ -57,8 +57,8 @@ class Session:
         return frames.pack(message, frames.COORDINATOR, self.sign)
 
     def check(self, stage: Stage, there: frozenset[int], what: str) -> None:
-        """Raise RoundAbandoned where the clients that are `there` are too few: n_min until the sum's members are fixed,
-        then the threshold.
+        """Raise RoundAbandoned if `there` are too few clients: n_min until the sum's members are fixed, then the
+        threshold.
         """
         d = self.descriptor
         able = sum(len(self.group(client) & there) >= d.t for client in there)
@@ -77,11 +77,11 @@ class Collecting(Generic[Answer]):
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Return the clients without a reply yet."""
+        """Return the clients without a reply so far."""
         return self.expected - self._answers.keys()
 
     def _read(self, client: int, frame: bytes, kind: type[Wanted]) -> Wanted:
-        """Return the client's message.  Raises ProtocolError where none is due."""
+        """Return the client's message.  Raises ProtocolError if none is due."""
         if self._closed:
             raise frames.refused(client, "a frame for a stage that is over")
         if client not in self.expected:
@@ -94,7 +94,7 @@ class Collecting(Generic[Answer]):
         return message
 
     def _end(self) -> dict[int, Answer]:
-        """Close the stage.  Raises ProtocolError where it is closed."""
+        """Close the stage.  Raises ProtocolError if it is closed."""
         if self._closed:
             raise ProtocolError(f"{self!r} is over", "Use the step that its close() returned.")
         self._closed = True
@@ -260,7 +260,7 @@ class Intake:
         self._at, self._hash = 0, hashlib.sha256()
 
     def chunk(self, data: bytes | memoryview) -> None:
-        """Take the next chunk.  Raises ProtocolError where it does not fit: the vector is then dropped."""
+        """Add the next chunk.  Raises ProtocolError if it does not fit: the vector is then dropped."""
         into = self._buffer.view(np.uint8)
         size = memoryview(data).nbytes
         if not self._summing.receiving(self):
@@ -273,7 +273,7 @@ class Intake:
         self._at += size
 
     def done(self) -> None:
-        """Add the vector to the sum.  Raises ProtocolError where it is not the signed one: it is dropped."""
+        """Add the vector to the sum.  Raises ProtocolError if its hash is not the signed one: it is dropped."""
         if not self._summing.receiving(self):
             raise frames.refused(self.client, "a vector that was given up")
         if self._at != self._buffer.nbytes or self._hash.digest() != self.head.digest:
@@ -283,7 +283,7 @@ class Intake:
 
 
 class Summing(Collecting[None]):
-    """S2: masked vectors are added as they arrive.  A vector that is incomplete when the stage closes is omitted."""
+    """S2: masked vectors are added on arrival.  A vector still incomplete when the stage closes is omitted."""
 
     def __init__(self, session: Session, sealed: dict[int, dict[int, bytes]], lanes: int = LANES) -> None:
         super().__init__(session, frozenset(sealed))
@@ -317,7 +317,7 @@ class Summing(Collecting[None]):
         return self._intakes[client]
 
     def take_whole(self, client: int, frame: bytes, words: Words) -> None:
-        """Add a vector received in one piece.  Raises ProtocolError where it is not the signed one."""
+        """Add a vector received in one piece.  Raises ProtocolError if its hash is not the signed one."""
         head = self._head(client, frame)
         if words.shape != (head.length,) or hashlib.sha256(little(words)).digest() != head.digest:
             raise frames.refused(client, "another vector than it signed")
@@ -401,7 +401,7 @@ class Unmasking(Collecting[dict[int, bytes]]):
         self._sum, self._signatures = masked, signatures
 
     def frame_for(self, client: int) -> bytes:
-        """Return as many signatures of others in the group as make the threshold with the client's own."""
+        """Return the number of other group members' signatures that, with the client's, make the threshold."""
         s = self.session
         others = sorted((s.group(client) & self._signatures.keys()) - {client})[: s.descriptor.t - 1]
         return s.pack(frames.Consents(s.sid, client, tuple((v, self._signatures[v]) for v in others)))

@@ -1,4 +1,4 @@
-"""The descriptor of a session, the roster of its participants, and the policy by which an honest client refuses.
+"""The descriptor of a session, the roster of its participants, and the policy for refusals by an honest client.
 
 Each client checks the proposed descriptor against its policy, a local file.  Everything that matters is hashed into
 sid0: clients that differ derive different keys, and their masks do not cancel.
@@ -94,7 +94,7 @@ class ParticipantRoster:
         return self.members[member].identity
 
     def company(self, ids: Sequence[int]) -> str:
-        """Return the hash of the identities of some members, in hex: the same in every roster, in whatever order."""
+        """Return the hash of the identities of some members, in hex: the same in every roster, in any order."""
         return digest("company", *sorted(map(self.identity, ids))).hex()
 
 
@@ -297,7 +297,9 @@ class Policy:
         return self.fixed.clipped_at(d.clip_l2)
 
     def check(self, d: Descriptor, roster: ParticipantRoster, me: int, model: bytes) -> None:
-        """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its own."""
+        """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its local
+        model.
+        """
         check_sound(d, roster, self.fixed)
         if me not in d.cohort:
             raise _refuse(Reason.ROSTER, "a cohort without this client")

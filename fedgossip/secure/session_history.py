@@ -7,8 +7,8 @@ Training on all examples repeats its update at the same model.  Such an input is
 to one set of survivors for it, over sessions and lives, until one has a result: two sums that differ by one client
 would need an honest client's consent to both.
 
-Exact sums have no randomness; all of them, in later runs of the same numbers too, are of the first sum's clients
-(`RingEncoding.together`), to which more than two thirds consent.  The same input may be masked again.
+Exact sums have no randomness; all of them, in later runs of the same numbers too, are over the first sum's clients
+(`RingEncoding.together`), and more than two thirds consent to these.  The same input may be masked again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Past:
         self.round = -1
         """The last round of the run with a masked input."""
         self.company = ""
-        """The hash of the clients whose sums this one consented to, in hex; "" before."""
+        """The hash of the clients of the sums that this one consented to, in hex; "" before."""
         self.members = ""
         """Their ids, as text; "" for another run."""
         self._cohorts: set[int] = set()
@@ -88,7 +88,7 @@ class Past:
         self.session = max(self.session, session)
 
     def mask(self, descriptor: Descriptor, fingerprint: bytes, *, together: bool = False) -> None:
-        """Record a masked input of this session.  Raises RoundAbandoned where masking is not allowed.
+        """Record a masked input of this session.  Raises RoundAbandoned if masking is not allowed.
 
         `together`: all sums are over the same clients.
         """
@@ -111,7 +111,7 @@ class Past:
         self._unfinished = {session: other for session, other in self._unfinished.items() if other != fingerprint}
 
     def agree(self, session: int, survivors: str) -> None:
-        """Record the survivors of a sum, as text.  Raises RoundAbandoned (TWICE) where this input had others."""
+        """Record the survivors of a sum, as text.  Raises RoundAbandoned (TWICE) if this input had others."""
         if (fingerprint := self._unfinished.get(session)) is None:
             return
         if (before := self._agreed.get(fingerprint, "")) and survivors != before:
@@ -123,7 +123,7 @@ class Past:
         self._agreed[fingerprint] = survivors
 
     def consent(self, session: int, company: str, members: str) -> None:
-        """Record the clients of an exact sum.  Raises RoundAbandoned where earlier ones were others."""
+        """Record the clients of an exact sum.  Raises RoundAbandoned if earlier ones were others."""
         if self.company and company != self.company:
             others = f"of {self.members}" if self.members else "of others, in a run before"
             what = (

@@ -24,7 +24,7 @@ REDUCED_FROM = 512
 """Number of bits above which a number is reduced modulo p."""
 
 FEW, MANY = 600, 1 << 15
-"""Range of coefficients times holders in which matrices are faster than calls, and memory for powers suffices."""
+"""Range of coefficients times holders with matrices faster than calls, and with enough memory for powers."""
 
 TRIES_MAX = 512
 """Maximum number of tried sets of t shares per secret."""
@@ -36,7 +36,7 @@ def draw(entropy: Entropy) -> bytes:
 
 
 def draws(count: int, entropy: Entropy) -> list[bytes]:
-    """Return `count` draws, equal to as many calls of `draw`."""
+    """Return `count` draws, equal to that number of calls of `draw`."""
     found: list[bytes] = []
     while missing := count - len(found):
         drawn = entropy(missing * SIZE)
@@ -50,7 +50,7 @@ def draws(count: int, entropy: Entropy) -> list[bytes]:
 def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
     """Return a share per holder, {x: 32 bytes}; any `t` of them restore `secret`.
 
-    Raises ValueError for t out of 1 to len(holders), an x that is 0 or duplicate, and a secret of p or more.
+    Raises ValueError for t out of 1 to len(holders), a zero or duplicate x, and a secret of p or more.
     """
     _check(secret, holders, t)
     return _split(secret, draws(t - 1, entropy), holders)
@@ -125,7 +125,7 @@ def basis(places: tuple[int, ...], x: int = 0) -> tuple[int, ...]:
 def recover(
     shares: Mapping[int, bytes], t: int, right: Callable[[bytes], bool]
 ) -> tuple[bytes, tuple[int, ...]] | None:
-    """Return the secret that is `right`, and the places with shares off its polynomial; None: not found.
+    """Return the secret for which `right` is true, and the places with shares off its polynomial; None: not found.
 
     Tries the first t shares, then sets that replace one, two, ..., TRIES_MAX in all; after a success the others are not
     examined.  A bad share is its holder's fault or its dealer's.
@@ -164,7 +164,7 @@ SIZE = 32
 """Bytes of an element of the field, little-endian."""
 
 TERMS_MOST = 512
-"""Maximum number of coefficients: 190 times 16 times so many products of two digits stay below 2^53."""
+"""Maximum number of coefficients: 190 times 16 times this number of products of two digits stays below 2^53."""
 
 DIGITS, BITS = 16, 16
 _FOLD = 2**256 - P

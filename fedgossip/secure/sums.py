@@ -131,7 +131,7 @@ class SumClient:
         if not places:
             raise ConfigError("this client's card is not among the members", "Give all participants the same list.")
         self.place = places[0]
-        """The client's place in the list of members, by which the server addresses it."""
+        """The client's place in the list of members; the server addresses it by this."""
         self._policy = Policy(_identity(coordinator), task, encoding.ring, n_min, cohort_max)
         self._past = Past()
         self._given: _Given | None = None
@@ -143,7 +143,7 @@ class SumClient:
 
     @property
     def state(self) -> bytes:
-        """Return what a restarted client needs; secret while a session is open."""
+        """Return the state for a restarted client; secret while a session is open."""
         past = self._session.past if self._session else self._past.state()
         return msgspec.msgpack.encode(_SavedClient(past, self._given, self._session))
 
