@@ -12,5 +12,5 @@ Sub-sampling needs opacus (`fedgossip[privacy]`), one module of it, and torch fo
 explains the promise of an epsilon.
 
 A round: `budget` computes the epsilon with one more release by `accounting`, and the machine
-(`protocols.federated.aggregation_round`) logs the expense before the release; `plans.federated` has the ledger.
+(`protocols.federated.aggregation_round`) logs the spend before the release; `plans.federated` has the ledger.
 """

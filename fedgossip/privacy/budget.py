@@ -6,7 +6,7 @@
     release                                     # then
 
 In this order a crash can only count a release that never happened.  A repeated release with new noise is counted twice.
-One budget has one promise (unit and delta): expenses for another are refused.
+One budget has one promise (unit and delta): spends for another are refused.
 """
 
 from __future__ import annotations
@@ -77,19 +77,19 @@ class Spend:
 
 @dataclass(frozen=True)
 class Budget:
-    """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError if expenses belong to another promise."""
+    """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError if spends belong to another promise."""
 
     max_epsilon: float
-    """The limit on epsilon, above 0; with inf the expenses are counted without a limit."""
+    """The limit on epsilon, above 0; with inf the spends are counted without a limit."""
     delta: float
     unit: str
     clip: float | None = None
-    """The clip of every expense; None if it follows the updates (`adaptive`): the account does not need it."""
+    """The clip of every spend; None if it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
     before: RenyiAccount = field(default_factory=RenyiAccount, compare=False, kw_only=True)
     """The account of other runs on the same records, without a delta and a clip."""
     _account: RenyiAccount | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """The cached account of `before` and the expenses; a round adds to it at constant cost."""
+    """The cached account of `before` and the spends; a round adds to it at constant cost."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -116,7 +116,7 @@ class Budget:
         return self.account.epsilon(self.delta)
 
     def after(self, spend: Spend) -> float:
-        """Return the total epsilon after this expense.  Raises ConfigError for an expense of another promise."""
+        """Return the total epsilon after this spend.  Raises ConfigError for a spend of another promise."""
         self._check(spend)
         return self.account.plus(spend.mechanism).epsilon(self.delta)
 
@@ -124,7 +124,7 @@ class Budget:
         return self.after(spend) <= self.max_epsilon
 
     def spend(self, spend: Spend) -> Budget:
-        """Return the budget after this expense.  Raises BudgetError if it does not fit; this budget is unchanged."""
+        """Return the budget after this spend.  Raises BudgetError if it does not fit; this budget is unchanged."""
         would = self.after(spend)
         if would > self.max_epsilon:
             raise BudgetError(
@@ -181,7 +181,7 @@ class TotalBudget:
 
 
 def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
-    """Return the budget with all recorded expenses, even if they do not fit.
+    """Return the budget with all recorded spends, even if they do not fit.
 
     Raises ConfigError for an unreadable line, or one of another promise.
     """

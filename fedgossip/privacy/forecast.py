@@ -310,7 +310,7 @@ class PrivacyPlan:
     test_every: int = 0
     """Number of rounds between two tests; the last round always has one; 0: never."""
     before: tuple[Mechanism, ...] = ()
-    """The expenses of other runs on the same budget."""
+    """The spends of other runs on the same budget."""
     statistics: Mechanism | None = None
     """The cost of the statistics agreed on before the first round, unless it is in `before`."""
 
@@ -356,12 +356,12 @@ class PrivacyPlan:
 
     @property
     def aside(self) -> RenyiAccount:
-        """The part of the budget not available for rounds: for tests, and for earlier expenses."""
+        """The part of the budget not available for rounds: for tests, and for earlier spends."""
         return account_of([self.tests, *self.earlier])
 
     @property
     def earlier(self) -> Sequence[Mechanism]:
-        """The expenses before the first round: in other runs, and on the statistics of this one."""
+        """The spends before the first round: in other runs, and on the statistics of this one."""
         return [*self.before, *([self.statistics] if self.statistics else [])]
 
     @property
@@ -385,7 +385,7 @@ class PrivacyForecast:
     epsilon: float
     """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
-    """The same epsilon including earlier expenses: on statistics, and in other runs."""
+    """The same epsilon including earlier spends: on statistics, and in other runs."""
     usual: float
     """The epsilon of a client drawn on average: in rounds times cohort / clients rounds."""
     rounds_within: int | None

@@ -21,7 +21,7 @@ deadline.  Below the threshold the round is abandoned; a client consents again o
 update (`secure.session_history`).  Losses and `local_test` scores are elements of the sum, unless a budget protects
 records or clients.
 
-A budget (`aggregation_round`): each expense is written to the participant's log before its release is sent.  A client
+A budget (`aggregation_round`): each spend is written to the participant's log before its release is sent.  A client
 with an exhausted budget refuses (BUDGET); a coordinator opens no round that would exceed its clients' limit.  When too
 few are left, the run ends as "exhausted".
 """

@@ -10,7 +10,7 @@ Trees: an unmasked sum of integers is a mean for the server's step, or a term of
 sum does not depend on the tree.  Each coordinator checks a received sum's count, and every element against the bounds
 for that number of clients.
 
-Budgets: an expense is written to the log before its release, so a crash can only count too many releases.
+Budgets: a spend is written to the log before its release, so a crash can only count too many releases.
 """
 
 from __future__ import annotations
@@ -414,7 +414,7 @@ EXHAUSTED = "BUDGET"
 
 
 class RoundBudget(Protocol):
-    """The budget of one participant, less the expenses of earlier incarnations."""
+    """The budget of one participant, less the spends of earlier incarnations."""
 
     @property
     def epsilon(self) -> float:
