@@ -1,4 +1,6 @@
-"""The descent methods by name: rules for the step along a mean gradient.  SGD, with momentum and Nesterov's:
+"""The descent methods by name: rules for the step along a mean gradient.
+
+SGD, with momentum and Nesterov's:
 
     g <- g + lambda x;    v <- mu v + g;    x <- x - rate v        with Nesterov: x <- x - rate (g + mu v)
 
@@ -9,8 +11,9 @@ LARS: momentum with a rate per layer, so that each layer's step is short relativ
 
     q = eta |x_l| / (|g_l| + lambda |x_l|);    v_l <- mu v_l + q rate (g_l + lambda x_l);    x_l <- x_l - v_l
 
-q is 1 for zero weights or gradient, and for tensors of one axis; these do not decay.  Source: You, Gitman and Ginsburg,
-Large batch training of convolutional networks, arXiv:1708.03888 (2017), algorithm 1.
+q is 1 for zero weights or gradient, and for tensors of one axis; these do not decay.
+
+Source: You, Gitman and Ginsburg, Large batch training of convolutional networks, arXiv:1708.03888 (2017), algorithm 1.
 
 Adam and AdamW:
 

@@ -178,7 +178,7 @@ class PushPeer(Lifecycle[State]):
         return [RoundDone(self.round, self.learner.model, self.learner.staleness), saved]
 
     def free(self, targets: Sequence[NodeId]) -> list[NodeId]:
-        """Return the targets without an open parcel."""
+        """Return the connected targets without an open parcel."""
         here = set(self.company.here())
         return [to for to in targets if to in here and to not in self.arcs.out]
 
