@@ -76,7 +76,7 @@ def give(
         client.give(round, flat(after) - flat(before), weight=metrics[weight], metrics=rest)
     except RoundAbandoned as error:
         if log:
-            log.warning("secure sum: %s", error)  # with the value, on this machine alone
+            log.warning("secure sum: %s", error)  # with the value, only on this machine
         raise RoundAbandoned(error.reason, "values that the encoding does not represent") from None
 
 

@@ -89,7 +89,7 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
 
     def _answered(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         asked = shareable.pop(RECORD, None)
-        if not isinstance(asked, dict) or not isinstance(asked.get("frame"), bytes):  # of a server that may lie
+        if not isinstance(asked, dict) or not isinstance(asked.get("frame"), bytes):  # the server may lie
             raise RoundAbandoned(Reason.POLICY, f"a task {task_name} without an invitation to a secure sum")
         client = self._client = self._client or self.make_client(fl_ctx)
         if task_name == RECORD:

@@ -4,10 +4,9 @@ It imports `secure` and `base`.  Machines request lines by `Log`, which identifi
 hash; a line is written before its frame is sent.  A coordinator's `Witness` frames make a transcript per session,
 verified offline.
 
-    entries.py  one line of an audit log: chained, signed       log.py         writes them, for many lives
-    verify.py   is a log as it was written?                     compare.py     do two participants' logs agree?
-    records.py  the file of one secure sum                      transcript.py  writes it
-    verify_round.py   did the round follow the protocol?
+    entries.py  one line of an audit log: chained, signed       log.py         writes them, for many incarnations
+    verify.py   is a log unchanged?  do two logs agree?         records.py     the file of one secure sum
+    transcript.py  writes it                                    verify_round.py   did the round follow the protocol?
 
 The facts of an entry of any kind:
 

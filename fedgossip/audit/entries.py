@@ -133,7 +133,7 @@ def _check(kind: str, facts: Facts) -> None:
     for name, value in facts.items():
         whole = type(value) is int and abs(value) < 2**63
         if not (whole or type(value) in (str, bool) or (type(value) is float and math.isfinite(value))):
-            raise ValueError(f"{kind}: {name} is no number, text, true or false")  # its value may be what must not leak
+            raise ValueError(f"{kind}: {name} is no number, text, true or false")  # its value may be secret
 
 
 def _closed(content: bytes, name: str, signature: str) -> bytes:

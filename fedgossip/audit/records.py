@@ -169,7 +169,7 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
             record = from_msgpack(_decoder, whole[LENGTH.size :])
         except UnreadableError:
             raise RecordError(path, number, "not as it is written here") from None
-        if packed(record) != whole:  # each record has one encoding: the bytes that are read are those that were signed
+        if packed(record) != whole:  # each record has one encoding, so that the bytes read are the bytes signed
             raise RecordError(path, number, "not as it is written here")
         yield record, whole
         at = end + size

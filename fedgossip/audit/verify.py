@@ -267,8 +267,8 @@ class _Following:
         self.account = TrafficRecord()
         self.last: LogEntry | None = None
         """Last valid entry at its correct place."""
-        self._unsound = 0  # lines since, each perhaps in the place of an entry
-        self._places: dict[str, int] = {}  # of sound entries, by hash
+        self._unsound = 0  # lines since then, each perhaps at an entry's place
+        self._places: dict[str, int] = {}  # valid entries by hash
         self._first = self._newest = ""
         self._kinds: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()

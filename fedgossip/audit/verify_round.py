@@ -2,12 +2,12 @@
 
 Checked up to the first fault: signatures; the descriptor, as by clients; keys signed for this round; session hashes;
 senders and receivers of sealed shares; vectors of one length; one list of n_min or more survivors, all with a vector;
-consents, as many of each share group as its members must see; one reveal per client, of the right kinds; t of them for
-every secret; the result; the seal.
+consents, enough of each share group for its members; one reveal per client, of the right kinds; t of them for every
+secret; the result; the seal.
 
 The file cannot show omissions by the coordinator, nor that the body of a frame with shares matches its outline
-(clients' logs do: compare.py).  Only the vectors would prove the sum; each client has checked that its sum has the
-signed hash.
+(clients' logs do: `verify.compare`).  Only the vectors would prove the sum; each client has checked that its sum has
+the signed hash.
 """
 
 from __future__ import annotations

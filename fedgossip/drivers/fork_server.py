@@ -187,10 +187,10 @@ def main() -> None:
         with uncollected():
             for module in sys.argv[2:]:
                 importlib.import_module(module)
-            gc.freeze()  # nor do the collectors of the peers look through it
+            gc.freeze()  # the peers' garbage collectors do not scan it either
         ForkServer(control).run()
     sys.stdout.flush()
-    os._exit(0)  # an orderly exit of an interpreter with torch takes a fifth of a second, and the run waits for it
+    os._exit(0)  # a regular exit of an interpreter with torch takes a fifth of a second, and the run waits for it
 
 
 if __name__ == "__main__":

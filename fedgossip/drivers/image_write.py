@@ -78,7 +78,7 @@ class _Writer:
         self.arrays: list[Array] = []
         self._numbers: dict[int, int] = {}
         self._known = known
-        self._alive: list[object] = []  # an object made on the way must not give its id to another
+        self._alive: list[object] = []  # keep a reference: a temporary object must not pass its id on to another
 
     def ref(self, value: Any) -> Any:
         """Return a plain value itself, or [number] of an object."""
@@ -369,7 +369,7 @@ class Reader:
         """Yield the admitted classes for an object; for a protocol, those that implement it."""
         same = {type(fresh)} if is_ours(type(fresh)) else set()
         for one in map(origin_of, alternatives(hint)):
-            if one is UNDECLARED or one is abc.Callable:  # an object that is called, as the new simulation has it
+            if one is UNDECLARED or one is abc.Callable:  # a callable, as in the new simulation
                 yield from same
             elif _is_protocol(one):
                 self._stands_for[one] = same | self._stands_for.get(one, set())

@@ -392,7 +392,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
     if n is not None and n > INVITED_MAX:
         raise ConfigError(f"the organiser's experiment is of {n:,} peers", f"An invite is for {INVITED_MAX} at most.")
     method = METHODS.get(e.algorithm.name)
-    if method is None:  # the contents of its messages follow from its code alone
+    if method is None:  # the contents of its messages depend only on its code
         return DeclaredRun(e, name, False, lambda _numbers, _size: terms_of(e, name, n, 0))
     codes = [one for key, one in code_by_key(e.algorithm) if key == "options"]
     options = {key: value for key, value in e.algorithm.options.items() if value not in codes}

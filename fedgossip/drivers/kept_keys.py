@@ -29,7 +29,7 @@ def kept_identity(folder: Path) -> Identity:
     if others can read it, or if no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
-        return Identity.own(folder / KEY_BEFORE)  # a folder that is handed on could bring a stranger's
+        return Identity.own(folder / KEY_BEFORE)  # a folder that was passed on could contain a stranger's
     if not (folder / PUBLIC_KEY).exists():
         return _new(folder)
     try:
@@ -55,7 +55,7 @@ def claim(folder: Path) -> None:
         owner_files.made(folder)
         facts = folder.stat()
         if os.name == "posix" and (facts.st_uid != os.getuid() or facts.st_mode & 0o002):
-            raise owner_files.foreign(folder)  # empty now, and somebody else can put files there later
+            raise owner_files.foreign(folder)  # empty now, but others could put files there later
         adopt(folder)
     try:
         mark = "" if folder.is_symlink() else outside_files.read_text(folder / OWNER_MARK).strip()

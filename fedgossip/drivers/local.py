@@ -94,13 +94,13 @@ def run_local_plan(
     """
     began = time.monotonic()
     check_local(plan, trace_bytes)
-    if family is None or isinstance(family, PeerProcesses):  # they have the limits of this process
+    if family is None or isinstance(family, PeerProcesses):  # child processes inherit this process's limits
         check_open_files(plan, range(plan.n))
     running = family or processes_for(plan.experiment)
     with signals.as_interrupt(), running as processes, contextlib.ExitStack() as opened:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)
-        compose.check_task(plan, task)  # nothing is made before what may refuse it
+        compose.check_task(plan, task)  # checks come first: nothing is made before a refusal
         folders = [out / PEERS / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
@@ -118,7 +118,7 @@ def run_local_plan(
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
         with _finish_on_error(keeper):
-            for folder in folders:  # of a resumed run some may be missing
+            for folder in folders:  # some may be missing in a resumed run
                 owner_files.made(folder)
             state_plan(out, plan, task)
             made()
@@ -176,7 +176,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
         if not zero and any(collector.rounds):
             zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
         if zero and not began.exists():
-            with contextlib.suppress(NotWrittenError):  # a transient failure: the run goes on
+            with contextlib.suppress(NotWrittenError):  # a transient failure: the run continues
                 write_whole(began, str(zero).encode())
         if zero:
             striker.act(time.monotonic_ns() - zero, collector.rounds)
@@ -186,7 +186,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
         # Polls instead of a clock: this process may have been suspended with its peers.
         silent = 0.0 if news or striker.away else silent + POLL_SECONDS
         if not processes.exited:
-            continue  # while all peers work there is no measure of a hang
+            continue  # while all peers work, silence does not indicate a hang
         left = [node for node in range(plan.n) if node not in processes.exited]
         if silent > COME_TOO_LATE_SECONDS + processes.delay and _are_too_late(plan, left, striker, collector):
             for node in left:
@@ -194,7 +194,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
             return
         waiting = 2 * (deadline + collector.slowest_training)
         if plan.n > len(counted) and not counted & {*left, *striker.away}:
-            waiting = collector.slowest_training  # the coordinator has ended: there is nothing left to wait for
+            waiting = collector.slowest_training  # the coordinator has ended: nothing is left to wait for
         elif any(collector.rounds[node] == 0 for node in left):
             waiting += starting
         if silent > waiting + PATIENCE_SECONDS + processes.delay:

@@ -157,7 +157,7 @@ def _plain(plan: Plan, node: NodeId, given: Given) -> MakeMachine:
 
 def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMachine:
     def make(initial: Vector, checkpoint: Checkpoint | None, _incarnation: int) -> Machine:
-        life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
+        life = int(time.time())  # above the numbers of earlier incarnations, unless the clock was set back
         about = plan, node, initial, given.hello.schema, given.identity, members, life
         member = member_of(*about, join=given.join, resumed=checkpoint)
         machine = Informed(member, members, given.folder)

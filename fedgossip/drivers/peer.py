@@ -111,8 +111,8 @@ class Stopper:
         self._event = asked
         self._parent = os.getppid() if child else None
         self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():  # Python lets no other one set a handler
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else it is an interrupt of the command's
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # otherwise it interrupts the command
                 self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._stop)
             on_interrupt = signal.SIG_IGN if child else self._stop  # see PeerProcesses
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
@@ -204,7 +204,7 @@ def run_peer(
         stop = stack.enter_context(Stopper(links, child=child, asked=asked_to_stop))
         # a refused resume changes nothing
         with _logged_errors(folder) if child or not resume else contextlib.nullcontext():
-            if not child:  # without a collector that writes it
+            if not child:  # if no collector writes it
                 describe(folder, plan)
             where = signed(identity, links.address if plan.roles.listens(node) and not carrier else "")
             write_whole(folder / ENDPOINT, block(node, where).encode())
@@ -221,7 +221,7 @@ def run_peer(
             if carrier and not resume:
                 _check_journal_fits(folder, plan, node, expected)
             links.connect(() if members else plan.partners(node), known, expected, hello)
-            if resume and not (child or carrier):  # a collector may have read further: the rows that it read stay
+            if resume and not (child or carrier):  # a collector may have read further: the rows it read stay
                 incarnations.cut_rows(folder / ROWS, life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data,
@@ -317,7 +317,7 @@ class _PeerLife:
         self._made, self._first_work, self._carrier, self._journal = made, first_work, carrier, journal
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
-        before = read_rows(files.folder / ROWS) if life.again or journal else []  # of the lives before
+        before = read_rows(files.folder / ROWS) if life.again or journal else []  # of earlier incarnations
         self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
         """Counts of events outside the machine's reports."""
@@ -415,7 +415,7 @@ class _PeerLife:
         if isinstance(row, PeerRow):
             row.seconds += self._seconds_before
             self.files.round = max(self.files.round, row.round)
-        with self._turn:  # checkpoints are written by a thread of their own
+        with self._turn:  # a separate thread writes checkpoints
             written = self.files.writer.write(row)
             if self.watch:
                 self.watch(row)
@@ -436,7 +436,7 @@ class _PeerLife:
         self._kept.keep(checkpoint, memory_with(self.task, checkpoint, self.node, self._begun))
 
     def _save_counts(self) -> None:
-        with contextlib.suppress(NotWrittenError):  # the disk is full, and the run goes on
+        with contextlib.suppress(NotWrittenError):  # the disk is full, and the run continues
             self._totals_before.with_life(*self._counted()).write(self.files.folder)
 
     def _not_written(self, round: int, error: OSError) -> None:
@@ -462,7 +462,7 @@ class _PeerLife:
         return ended
 
     def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
-        rows = read_rows(self.files.folder / ROWS)  # those of lives before, too
+        rows = read_rows(self.files.folder / ROWS)  # including those of earlier incarnations
         lacking = self.plan.lacking(rows, self.node)
         lacking_ = (*lacking.sentences, *of_numbers((), [vector], self.plan.segments))
         if not lacking_:

@@ -71,7 +71,7 @@ class PeerProcesses:
             [*PYTHON, "-m", "fedgossip.drivers.fork_server", str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C reaches us alone, and we pass it on
+            process_group=0,  # Ctrl-C reaches only this process, which passes it on
             env={**kernels.environment(portable=portable), **one_thread, "PYTHONPATH": path},
         )
         theirs.close()
@@ -228,7 +228,7 @@ class Striker:
         self._happenings = script.happenings()
         self._upcoming: Happening | None = next(self._happenings, None)
         self._killed: dict[NodeId, int | None] = {}  # time of the restart; None: never
-        self._asleep: dict[NodeId, int] = {}  # until when
+        self._asleep: dict[NodeId, int] = {}  # end of the absence
         self._dying: set[NodeId] = set()  # killed, exit not seen yet
         self._progress = RunProgress(len(specs))
         self.restarted: set[NodeId] = set()
@@ -264,7 +264,7 @@ class Striker:
             case Strike(_, _, node) if node in self.processes.exited or node in self._killed:
                 return  # it has finished, or is dead already
             case Strike(endless=True) if 0 in self.processes.exited.values():
-                return  # the remaining peers could be struck for ever while they leave
+                return  # otherwise leaving peers could be killed again and again
             case Strike(of_series=True) if self._progress.over:
                 return
             case Strike(_, kind, node, back_ns, of_series):
@@ -294,5 +294,5 @@ class Striker:
     def _restart(self, node: NodeId) -> None:
         del self._killed[node]
         self.restarted.add(node)
-        self.processes.start({**self.specs[node], "resume": True})  # it counts its lives itself, in its folder
+        self.processes.start({**self.specs[node], "resume": True})  # its folder counts its incarnations
         self.note("restarted", node, None)

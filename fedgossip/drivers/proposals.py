@@ -263,7 +263,7 @@ def _is_here(name: str) -> bool:
 
 def _check_sizes(proposal: Proposal) -> None:
     size, words = ITEM_BYTES.get(proposal.dtype), "Do not take part, or ask why."
-    if size is None and (proposal.parameters or proposal.dtype):  # loops bring their own model
+    if size is None and (proposal.parameters or proposal.dtype):  # loops have their own model
         raise ConfigError(
             f"the organiser's model is of {line(proposal.dtype)}, not of {' or '.join(ITEM_BYTES)}", words
         )

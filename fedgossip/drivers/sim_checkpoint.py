@@ -119,7 +119,7 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
             found, arrays = checkpoints.take(path)
             if found["version"] != about.version:
                 raise RefusedError(path, "version", f"written by fedgossip {found['version']}, this is {about.version}")
-            found = {"code": "", **found}  # of a run that wrote none
+            found = {"code": "", **found}  # missing in earlier releases
             theirs = About(**{name: found[name] for name in About.__slots__})
             checkpoints.check_same(theirs, about, path, simulated=True)
             if theirs.experiment["rounds"] != about.experiment["rounds"]:

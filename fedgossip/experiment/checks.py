@@ -390,7 +390,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
 def _check_outer(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for keys that conflict with an outer step after local training."""
     p = e.parallel
-    if p.outer.lr <= 0:  # less is refused as any value out of range is
+    if p.outer.lr <= 0:  # a negative value is refused with the other values out of range
         usual = msgspec.structs.asdict(OuterSection(lr=p.outer.lr))
         idle = [name for name, value in msgspec.structs.asdict(p.outer).items() if value != usual[name]]
         if idle:

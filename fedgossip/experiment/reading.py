@@ -280,7 +280,7 @@ def section_in(kind: Any) -> type | None:
 def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, list[str]]]:
     """Raise ConfigError for an unknown kind; yield its unknown keys."""
     if not isinstance(entry, Mapping):
-        return  # refused as what it is
+        return  # msgspec refuses its type later
     kind = entry.get("kind")
     if kind not in KINDS:
         what = f"kind = {kind!r} is not known" if "kind" in entry else "no kind"

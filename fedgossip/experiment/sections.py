@@ -471,7 +471,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         content = msgspec.to_builtins(self)
         content["train"] = _plain(self.train)  # msgspec leaves out the fields that it did not set itself
-        for section, since in SINCE.items():  # runs from before them have the same hash
+        for section, since in SINCE.items():  # so that runs of earlier releases have the same hash
             for key, usual in since.items():
                 if content[section][key] == usual:
                     del content[section][key]
@@ -490,7 +490,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                 content["parallel"].pop(key) if not content["parallel"][key] else None
         if not self.track.to:
             del content["track"]
-        else:  # what is kept, shown and handed on: `track` itself has the passwords
+        else:  # the stored and shown form: `track` itself has the passwords
             content["track"]["to"] = [masked(one) for one in self.track.to]
         if self.endless:
             content["rounds"] = ENDLESS_WORD
@@ -547,7 +547,7 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
         content = self.to_dict()
         for key in ("start_timeout", "return_timeout", "silence"):
             content["coordinator"].pop(key, None)
-        if not self.coordinator.privacy.test_noise:  # folders and policies from before it
+        if not self.coordinator.privacy.test_noise:  # missing in folders and policies of earlier releases
             content["coordinator"]["privacy"].pop("test_noise", None)
         if self.coordinator.secure.score_max == SecureSection().score_max:
             content["coordinator"]["secure"].pop("score_max", None)
@@ -555,8 +555,8 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
             content["coordinator"].pop("codec", None)
         if (available := self.coordinator.available) and available.startswith("trace:"):  # each may keep it elsewhere
             content["coordinator"]["available"] = f"trace:{Path(available.removeprefix('trace:')).name}"
-        content["coordinator"]["secure"].setdefault("weight_max", WEIGHT_MAX)  # as releases before had it
-        content.pop("track", None)  # each may track for itself
+        content["coordinator"]["secure"].setdefault("weight_max", WEIGHT_MAX)  # as in earlier releases
+        content.pop("track", None)  # each participant sets its own
         return content
 
     @property

@@ -103,13 +103,13 @@ class Connections:
         self._room = max(1, raise_open_files() - FILES)
         self._lock = threading.Lock()
         self._monitors: dict[ZmqSocket, ZmqSocket] = {}
-        self._sockets: dict[int, ZmqSocket] = {}  # sockets by the descriptor of their monitors
+        self._sockets: dict[int, ZmqSocket] = {}  # sockets by their monitors' descriptors
         self._connections: dict[int, _Connection] = {}
-        self._callers: set[int] = set()  # those of them that are incoming
-        self._strange: dict[int, None] = {}  # those of them without a known partner, the oldest first
-        self._active: set[int] = set()  # those with new bytes or messages since the last check
-        self._waiting: set[int] = set()  # those of the others with bytes waiting in the network
-        self._looked = 0.0  # when these were looked at
+        self._callers: set[int] = set()  # incoming ones
+        self._strange: dict[int, None] = {}  # incoming ones without a known partner, the oldest first
+        self._active: set[int] = set()  # connections with new bytes or messages since the last check
+        self._waiting: set[int] = set()  # other connections with bytes waiting in the network
+        self._looked = 0.0  # time of their last check
         self._listeners: set[int] = set()
         self._paused = False
         self._messages: defaultdict[int, int] = defaultdict(int)
@@ -201,7 +201,7 @@ class Connections:
             self._opened(seen)
         elif seen.event == zmq.EVENT_DISCONNECTED:
             known = self._connections.get(descriptor)
-            if known and known.socket is seen.socket:  # else the number is another connection's already
+            if known and known.socket is seen.socket:  # otherwise another connection has the number already
                 self._forget(descriptor)
         self._publish(seen)
 
@@ -280,7 +280,7 @@ class Connections:
             return
         total, waiting = now
         base, before = total if connection.base is None else connection.base, connection.unread
-        connection.base, connection.unread = base, max(0, total - base)  # one that was broken off counts from 0
+        connection.base, connection.unread = base, max(0, total - base)  # one that was reset counts from 0
         if connection.unread != before:
             self._active.add(descriptor)
         elif waiting:
@@ -292,7 +292,7 @@ class Connections:
         connection = self._connections[descriptor]
         total = (connection.base or 0) + connection.unread
         break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
-        connection.base, connection.unread = total, 0  # reported once; the connection is closed in a moment
+        connection.base, connection.unread = total, 0  # report once; the connection closes in a moment
         self._publish(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
@@ -334,7 +334,7 @@ class Callers:
         self.address, self.expected = "", 0
         self.flooded: list[Seen] = []
         """Connections closed for their bytes since this list was emptied."""
-        self._strange: dict[int, None] = {}  # in the order of their arrival
+        self._strange: dict[int, None] = {}  # in order of arrival
         self._known: dict[int, NodeId] = {}
 
     def look(self) -> list[tuple[int, NodeId]]:
@@ -373,14 +373,14 @@ class Callers:
         kind, _, place = self.address.partition("://")
         try:
             connection = socket.socket(fileno=descriptor)
-        except OSError:  # no socket
+        except OSError:  # not a socket
             return False
         try:
             name = connection.getsockname()
         except OSError:
             return False
         finally:
-            connection.detach()  # it is not ours to close
+            connection.detach()  # the descriptor belongs to ZeroMQ
         return bool(name == place if kind == "ipc" else str(name[1]) == place.rpartition(":")[2])
 
 

@@ -237,7 +237,7 @@ def addresses_of(text: str) -> list[str]:
 def check_address(address: str, where: str) -> None:
     """Raise ConfigError, naming `where`, for an address that cannot be called."""
     found = [_ADDRESS.fullmatch(one) for one in addresses_of(address)]
-    if "@" in address and address.startswith(WEB):  # what stands before it is not shown
+    if "@" in address and address.startswith(WEB):  # the part before it is not shown
         advice = "The address of a relay needs none; those of a proxy belong into HTTPS_PROXY, or a file: --proxy FILE."
         raise ConfigError(f"{where}: an address with a user or a password", advice)
     ports = [int(one["port"] or one["web_port"] or 1) for one in found if one]
@@ -328,7 +328,7 @@ def is_signed(endpoint: Endpoint) -> bool:
     """Return whether an entry is signed by its own key."""
     try:
         content = _member(endpoint).content()
-    except ValueError:  # no key, or no signature
+    except ValueError:  # not a key, or not a signature
         return False
     return verify(endpoint.verify, content, endpoint.signature)
 

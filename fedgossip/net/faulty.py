@@ -90,8 +90,8 @@ class FaultyLinks:
         self._links, self._faults = links, faults
         self._cuts = any(isinstance(fault, Flap | Partition) for fault in faults.script.faults)
         self._cut: dict[NodeId, int] = {}  # the beginning of each cut
-        self._up: set[NodeId] = set()  # links that are up in truth
-        self._held_back: dict[NodeId, list[AnyMessage]] = {}  # messages on links that are cut
+        self._up: set[NodeId] = set()  # links that are really up
+        self._held_back: dict[NodeId, list[AnyMessage]] = {}  # messages on cut links
         self._later: list[tuple[int, int, NodeId, AnyMessage]] = []  # due, order, to, what
         self._last_due: dict[NodeId, int] = {}
         self._sent: dict[NodeId, int] = {}
@@ -110,7 +110,7 @@ class FaultyLinks:
             self._held_back[to].append(message)
 
     def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
-        self._release(now_ns)  # messages that are due go first, also between polls
+        self._release(now_ns)  # due messages go first, also between polls
         number = self._sent[to] = self._sent.get(to, -1) + 1
         fate = self._faults.script.fate(self._faults.node, to, number, now_ns)
         due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, except for those held back

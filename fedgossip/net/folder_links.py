@@ -314,7 +314,7 @@ class FolderLinks(Wakeable):
                 pair.sizes.pop(pair.waiting.popleft()[0], None)
             pair.repeated = time.monotonic()
         for number in [number for number in pair.sizes if pair.writer.size(MESSAGE, number) is None]:
-            del pair.sizes[number]  # it was removed by another hand, and is written again
+            del pair.sizes[number]  # it was removed from outside, and is written again
         if pair.sizes and time.monotonic() - (pair.repeated or time.monotonic()) > REPEAT_SECONDS:
             pair.repeated = time.monotonic()
             number, message = pair.waiting[0]

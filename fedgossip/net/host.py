@@ -166,7 +166,7 @@ class Host:
         self._sequence = 0
         self._greeted: set[NodeId] = set()
         self._lives: dict[NodeId, int] = {}
-        self._processes: dict[NodeId, int] = {}  # partners greeted since the link to them was up
+        self._processes: dict[NodeId, int] = {}  # partners greeted since their links came up
         self._joined: set[NodeId] = set()
         self._met = False  # whether any partner ever joined
         self._gone: set[NodeId] = set()
@@ -176,8 +176,8 @@ class Host:
         self._fatal: FedgossipError | None = None
         self._turned_away = False  # whether no other participant runs this experiment
         self._round = 0
-        self._counted = 0, 0  # sent bytes, with everything and of vectors alone, in completed rounds
-        self._invited_ns: int | None = None  # the beginning of a coordinator's first round
+        self._counted = 0, 0  # bytes sent in completed rounds: in total, and of vectors
+        self._invited_ns: int | None = None  # start of a coordinator's first round
         own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
         self._training = TrainingThread(node, task, self._meter, worker)
@@ -209,7 +209,7 @@ class Host:
                 self.ports.finish()
                 self.links.poll(0)
         finally:
-            stopped = self.ports.stop()  # before a loop beside us receives the end, and leaves too
+            stopped = self.ports.stop()  # read it before a joined loop receives the end, and leaves too
             self._training.end()
             if isinstance(self.task, HeldTask):
                 self.task.dismiss()
@@ -223,7 +223,7 @@ class Host:
 
     def counted(self) -> dict[str, int]:
         """Return the number of each event in this incarnation."""
-        if self.links.dropped:  # messages that a live link was too slow to take
+        if self.links.dropped:  # messages dropped as a live link was too slow
             self.counts["dropped"] = self.links.dropped
         return dict(self.counts)
 
@@ -321,17 +321,17 @@ class Host:
         stops = self.ports.stop() and not self.ports.journal
         goodbyes = [event for event in events if stops and is_goodbye(event)]
         events.reverse()
-        while events:  # no reference is kept: the next model reuses the memory of this one
+        while events:  # no reference remains: the next model reuses this one's memory
             event = events.pop()
             if not (stops and is_goodbye(event)):
                 self._take_event(event)
             del event
-        if self.result is None and stops:  # where all stop, no peer completes a round without the first
+        if self.result is None and stops:  # if all stop, no round is completed without the first leaver
             self.dispatch(Stopping(again=True))
         for event in goodbyes:
             self._take_event(event)
         self._take_answers()
-        if self.ports.journal and not quiet:  # a message that waited in time is not late because we slept
+        if self.ports.journal and not quiet:  # a message that waited is not late because this process slept
             return False
         while self._due and self._due[0][0] <= self.clock():
             quiet = False
@@ -388,7 +388,7 @@ class Host:
                 self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
-                self._processes.pop(node, None)  # it may be restarted with nothing left to number its life by
+                self._processes.pop(node, None)  # it may restart without a record of its last incarnation number
                 self._set_timer(("grace", node), GRACE_NS)
             case Routed(node, relay):
                 self._report_route(node, relay)
@@ -528,7 +528,7 @@ class Host:
     def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
         try:
             self.links.meet(node, endpoint)
-        except FedgossipError as error:  # a member's own word: it costs us that member, no more
+        except FedgossipError as error:  # the endpoint is the member's own claim: an invalid one affects only it
             self._reject(Rejected(node, "endpoint", str(error), error.advice))
 
     def _part(self, node: NodeId) -> None:

@@ -29,7 +29,7 @@ _KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 
 def check_unused(path: Path) -> None:
     """Raise ConfigError if the file exists."""
-    if os.path.lexists(path):  # a link that leads nowhere is one too
+    if os.path.lexists(path):  # a dangling link exists too
         raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.")
 
 

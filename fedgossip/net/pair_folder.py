@@ -168,7 +168,7 @@ class PairReader:
                 if found := self._opened(name, kind, number):
                     return found
             except FrameError as error:
-                refused = refused or (None if name.endswith(PART) else error)  # a part may still be growing
+                refused = refused or (None if name.endswith(PART) else error)  # a partial file may still be growing
         if refused:
             raise refused
         return None

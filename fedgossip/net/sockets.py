@@ -66,7 +66,7 @@ def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
     socket = patiently(lambda: context.socket(kind))
     socket.linger = LINGER_MS
     socket.sndhwm = socket.rcvhwm = QUEUED_CHUNKS
-    socket.immediate = True  # else sixty sends of 4 MiB to a dead peer are all accepted, and wait in memory
+    socket.immediate = True  # otherwise sixty sends of 4 MiB to a dead peer are all accepted, and wait in memory
     socket.maxmsgsize = FRAME_BYTES_MAX + CIPHER_BYTES
     socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, (SILENCE_MS // 1000 - PROBE_SECONDS) // PROBE_AGAIN_SECONDS
     socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = PROBE_SECONDS, PROBE_AGAIN_SECONDS
@@ -241,7 +241,7 @@ def brought(descriptor: int) -> tuple[int, int] | None:
         return None
     import termios
 
-    unread = ctypes.c_int()  # queried second: never too many as read
+    unread = ctypes.c_int()  # queried second, so that the number of read bytes is never too large
     if _libc.ioctl(descriptor, ctypes.c_ulong(termios.FIONREAD), ctypes.byref(unread)):
         return None
     received = int.from_bytes(info.raw[_BYTES_RECEIVED_AT:_TCP_INFO_BYTES], sys.byteorder)
@@ -275,7 +275,7 @@ def break_off(descriptor: int, is_it: Callable[[int], bool]) -> None:
 
 def _to_connection(descriptor: int, is_it: Callable[[int], bool], act: Callable[[int], object]) -> None:
     try:
-        held = os.dup(descriptor)  # the number may belong to any file from now on
+        held = os.dup(descriptor)  # any file may have the number from now on
     except OSError:  # closed already; or no descriptor is left, which is when hanging up is needed most
         if is_it(descriptor):
             act(descriptor)

@@ -114,7 +114,7 @@ class TrainingThread:
                 if answer is not None:
                     self._answers.put(answer)
                 del answer
-            del job  # the next may be long in coming, and this is a model
+            del job  # release a model: the next may be long in coming
             self._ended += 1
             self._ports.wake()
 
@@ -138,7 +138,7 @@ class TrainingThread:
     def _train(self, asked: Train) -> Trained | Stopping:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
-        self._meter.train_began(began)  # now: a round may be closed meanwhile, and this is no waiting
+        self._meter.train_began(began)  # now: the round may close meanwhile, and this is not waiting time
         job = Job.of(self.node, asked)
         self._ports.begin(job)
         update = update_in_stretches(self._task, job, self._pass_stretch)

@@ -154,7 +154,7 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
     }
     changed = ours.likeness.changed(theirs.likeness)
     for name, text in words.items():
-        if name == "experiment" and changed:  # the more specific reason first: their graph differs with its function
+        if name == "experiment" and changed:  # the more specific reason first: a new function also changes the graph
             break
         if getattr(theirs, name) != getattr(ours, name):
             return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)

@@ -48,7 +48,7 @@ def of_gossip(
     alone = sorted({row.peer for row in _last_events(rows, "learned_alone")})
     pairs = {(row.peer, other) for row in _last_events(rows, "never_exchanged") for other in _ids(row.value)}
     cut_off = {one for one in alone if directed or set(partners(one)) <= {j for i, j in pairs if i == one}}
-    pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # reported as a whole
+    pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # reported as one
     if directed:
         sentences = [f"Peer {i} never got a model from peer {j}." for i, j in sorted(pairs)]
     else:
@@ -135,12 +135,12 @@ class ExchangeCounts:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._of: dict[NodeId, tuple[int, int]] = {}
-        self._early: set[tuple[NodeId, int]] = set()  # rounds whose event was there before their row
-        self._here: dict[int, set[NodeId]] = {}  # participants with a row, of rounds without their network row yet
+        self._early: set[tuple[NodeId, int]] = set()  # rounds with an event before their row
+        self._here: dict[int, set[NodeId]] = {}  # participants with a row, by rounds without a network row so far
         self._absent: set[tuple[NodeId, int]] = set()
-        self._closed = -1  # rounds of the network until here are closed; a participant's own rows have none
+        self._closed = -1  # last round with a network row; a single participant's rows have none
         self._told: set[NodeId] = set()
-        self._left: dict[NodeId, set[NodeId]] = {}  # by each participant, those that left it
+        self._left: dict[NodeId, set[NodeId]] = {}  # by participant, those that have left it
 
     def take(self, row: Row) -> list[EventRow]:
         """Count a row; return the `half_missing` events to write before it, at most one per participant in a run."""
@@ -152,7 +152,7 @@ class ExchangeCounts:
             self._count_present(node, row.round)
             if (node, row.round - 1) in self._early:
                 self._early.discard((node, row.round - 1))
-                wanted = 0 if row.clients is None else wanted  # a coordinator's row counts what no event does
+                wanted = 0 if row.clients is None else wanted  # a coordinator's row counts more than the events
         elif row.name == HALF_MISSING:
             self._told.add(node)
         elif row.name in ("left", "goodbye") and isinstance(row.value, dict):
@@ -230,13 +230,13 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
     ]
     return (
         Lacking(tuple(_short(sentences, "participants"))) if sentences and not found.sentences else found
-    )  # a more precise sentence
+    )  # which is more precise
 
 
 def _last_events(rows: Sequence[Row], name: str) -> list[EventRow]:
     """Return the events of the last end only: a run may be extended after an end."""
     named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
-    if not named:  # nearly always
+    if not named:  # the usual case
         return []
     reached: dict[NodeId, int] = {}
     for row in rows:

@@ -171,7 +171,7 @@ def job_examples(experiment: Experiment, sizes: Sequence[int] | None = None) -> 
     if not experiment.learns:
         return lambda _: 1
     parallel = getattr(experiment, "parallel", None)
-    at_once = train.processes if parallel is not None and parallel.races else 1  # a processor each, as other workers
+    at_once = train.processes if parallel is not None and parallel.races else 1  # one processor each, as workers
 
     def examples(job: Job) -> int:
         if job.gradient and job.accumulate is not None:

@@ -53,7 +53,7 @@ class Guarded:
     part: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copies and pickles ask for these before `part` is there
+        if name.startswith("__"):  # copy and pickle request these before `part` exists
             raise AttributeError(name)
         found = getattr(self.part, name)
         if not inspect.isroutine(found):
@@ -86,7 +86,7 @@ def own_part(
             if missing := [name for name in members if not hasattr(part, name)]:
                 raise ConfigError(f"{where} gave {_kind(part)} without {missing[0]!r}", SEE)
             looks.append(_look(trial(guarded(text, part))))
-        part = guarded(text, given_by(text, make, **given))  # the others have a state by now
+        part = guarded(text, given_by(text, make, **given))  # a third one: the others have a state by now
     except TrainingError as error:
         raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
     if looks[0] != looks[1]:

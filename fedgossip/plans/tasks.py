@@ -231,7 +231,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     kind = e.objective.data_kind
     if e.data.scale == FEDERATED:
         return _agreed_examples(e, held, blank=blank)
-    if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
+    if e.data.partition.get("kind") == "own":  # with {peer} in the file name, or each participant's own source
         test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets, standard=e.data.by_test)
         draws, read = _draws(e, held), test.digest()
 
@@ -545,7 +545,7 @@ def check_personal_peers(e: GossipExperiment) -> None:
         return
     a, where = e.algorithm, f"algorithm.personal = {e.personal!r}"
     changed = a.name != "dsgd" or a.mode != "sync" or a.options.get("order", "atc") != "atc"
-    if changed and not method.follows:  # a peer sends x + update, which the method has made
+    if changed and not method.follows:  # a peer sends x + update, which the method computes
         name = " ".join([repr(a.name), a.mode, *map(str, a.options.values())])
         text = f"{where} with algorithm.name = {name}, which goes by updates of usual training"
         raise ConfigError(text, "Take dsgd with its usual order, in sync mode; or ditto or finetune.")

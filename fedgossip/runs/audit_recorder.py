@@ -106,7 +106,7 @@ class Recorder:
         if self._open is None or self._open[0] != session:
             folder = self.folder / run_format.TRANSCRIPTS
             owner_files.made(folder)
-            if self._repeats:  # the process before has written the beginning
+            if self._repeats:  # an earlier process has written the beginning
                 (folder / f"{session:06d}{run_format.TRANSCRIPT}").unlink(missing_ok=True)
             key = bytes.fromhex(self._identity.verify)
             self._open = session, Transcript(folder, session, roster, key, self._identity.sign_bytes)

@@ -93,7 +93,7 @@ class Checkpoints:
             self._condition.notify_all()
             newest = self._newest
             if newest is not None and newest.machine.durable and newest.machine.round >= checkpoint.round:
-                return  # it was faster than the thread that trains, and binds the next life
+                return  # the durable one came from the machine first, and the next incarnation depends on it
             self._newest = Stored(self.about, checkpoint, memory)
             if time.monotonic() >= self._due:
                 self._ask()
@@ -145,7 +145,7 @@ class Checkpoints:
                 self._died = error
                 raise
             finally:
-                with self._condition:  # a model or two, and the next may be long in coming
+                with self._condition:  # release one or two models: the next may be long in coming
                     self._writing = None
                     self._condition.notify_all()
 
@@ -192,7 +192,7 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
     found = []
     for key in sorted(was.keys() | now.keys()):
         before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
-        if key not in was and not after:  # an option of a later release, off
+        if key not in was and not after:  # an option of a later release, switched off
             continue
         if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
             continue
@@ -307,7 +307,7 @@ def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[b
         start += array.nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    if len(head) > HEADER_BYTES_MAX:  # before it takes the place of one that can be read
+    if len(head) > HEADER_BYTES_MAX:  # before it replaces a readable one
         raise OSError(errno.EFBIG, f"{len(arrays):,} arrays are too many for one checkpoint: take more servers")
     yield struct.pack("<Q", len(head)) + head
     for array in arrays.values():
@@ -345,7 +345,7 @@ def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         raise
     except OSError as error:
         raise RefusedError(path, "missing", f"cannot be read: {error.strerror}") from None
-    except Exception as error:  # whatever a file of somebody else's makes of it
+    except Exception as error:  # a forged file may raise anything
         raise RefusedError(path, "corrupt", f"not a whole checkpoint ({type(error).__name__})") from None
     return about, arrays
 
@@ -437,14 +437,14 @@ def read(path: Path) -> Stored:
     about, arrays = take(path)
     try:
         return _stored(about, arrays)
-    except Exception as error:  # whatever a file of somebody else's makes of it; nothing is changed by reading
+    except Exception as error:  # a forged file may raise anything; reading changes nothing
         raise RefusedError(path, "corrupt", f"not a peer's checkpoint ({type(error).__name__})") from None
 
 
 def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
     vectors = {n.removeprefix("vector/"): frozen(a) for n, a in arrays.items() if n.startswith("vector/")}
     task = {n.removeprefix("task/"): a for n, a in arrays.items() if n.startswith("task/")}
-    about = {"code": "", **about}  # of a run that wrote none
+    about = {"code": "", **about}  # missing in earlier releases
     whose = msgspec.convert({name: about[name] for name in About.__slots__}, About)
     round = msgspec.convert(about["round"], Annotated[int, msgspec.Meta(ge=0)])
     return Stored(whose, Checkpoint(round, vectors, msgspec.convert(about["facts"], dict[str, Any])), task)

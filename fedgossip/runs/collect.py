@@ -87,7 +87,7 @@ class Collector:
             return
         at = self.rounds[node]
         for line in outside_files.lines_of(path, self._offsets[node]):
-            if not line.endswith(b"\n"):  # it is being written
+            if not line.endswith(b"\n"):  # still being written
                 return
             try:
                 row = row_of(self._decoder, line)
@@ -114,7 +114,7 @@ class Collector:
 
     def _snapshot(self, node: int, round: int) -> Vector | None:
         path = self.folders[node] / SNAPSHOTS / f"{round:06d}.safetensors"
-        if not path.exists():  # folders from other machines hold no snapshots, but the last vector
+        if not path.exists():  # folders from other machines have only the last vector
             return final_vector(self.folders[node]) if round == self.record.rounds else None
         from safetensors.numpy import load
 
@@ -123,7 +123,7 @@ class Collector:
         path.unlink()
         if "before" in vectors:
             self.record.before(node, round, vectors["before"])
-        if "outgoing" in vectors:  # an asynchronous peer has no vectors that a round mixes
+        if "outgoing" in vectors:  # missing for an asynchronous peer, without mixing rounds
             self.record.outgoing(node, round, vectors["outgoing"])
         return vectors["mixed"]
 
@@ -138,7 +138,7 @@ class Collector:
         found = {}
         for node, (folder, word) in enumerate(zip(self.folders, last_words, strict=True)):
             totals = life_totals_in(folder)
-            if totals is None and word:  # of the release before
+            if totals is None and word:  # of an earlier release
                 totals = LifeTotals(word.counts, word.payload)
             if totals:
                 found[node] = totals

@@ -145,7 +145,7 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
         stored, _ = checkpoints.load(folder, about)
         rounds.append(stored.machine.round if stored else 0)
     root = plan.roles.leader if plan.experiment.kind == "coordinator" else None
-    begins = max(rounds) if root is None else rounds[root]  # clients ahead of it do its next round again
+    begins = max(rounds) if root is None else rounds[root]  # clients ahead of it repeat its next round
     for folder, round in zip(folders, rounds, strict=True):
         owner_files.made(folder)
         cut_rows(folder / ROWS, min(round, begins))

@@ -72,7 +72,7 @@ class MaskLedger:
 
     def _read(self) -> int | None:
         """Return the first round that was never masked; None for a new key."""
-        content = outside_files.read_bytes(self.path) + b"\n"  # a line that a crash cut short was never acted on
+        content = outside_files.read_bytes(self.path) + b"\n"  # the round of a torn line was never masked
         rounds = [int(round) for run, round in _LINE.findall(content) if run.decode() == self._run]
         return max(rounds, default=None)
 

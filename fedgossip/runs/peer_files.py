@@ -102,15 +102,15 @@ class PeerFiles:
         self._scored = 0
         """Round after which `_last` and `_beside` were measured."""
         e = plan.experiment
-        keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # else its reader does
+        keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # with snapshots their reader does
         self._best = BestSoFar(e.score) if keeps else None
         self._keep, self._at_clients = kept_in(folder), e.selects_at_clients
         self._best_model = take_up(self._best, folder)
-        self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
+        self._whose = node if node < plan.learners else None  # others have no local parts in their model
         self._left_to_others = plan.one_model and snapshots
         """A reader of the snapshots measures the common model once."""
         self._led, self._gives_model = plan.roles.leader is not None, plan.gives_model
-        incarnations.mend_rows(folder / ROWS)  # left by an earlier life
+        incarnations.mend_rows(folder / ROWS)  # left by an earlier incarnation
         self.snapshots_lost = 0
         self._before: Vector | None = None
         self._outgoing: Vector | None = None
@@ -178,7 +178,7 @@ class PeerFiles:
         content = save({name: v for name, v in vectors.items() if v is not None})
         try:
             write_whole(self.folder / SNAPSHOTS / f"{round:06d}.safetensors", content)
-        except NotWrittenError:  # the collector measures this round without us
+        except NotWrittenError:  # the collector then measures this round without this peer
             self.snapshots_lost += 1
 
     def lost(self) -> dict[str, int]:

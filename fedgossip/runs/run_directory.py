@@ -359,7 +359,7 @@ def _scored(summary: RunSummary) -> dict[str, Any]:
     """Return the facts on a run's score for a model's folder."""
     score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
     path, mark, query = rest.partition("?")
-    on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # folders are nobody's
+    on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # not the folder
     return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
 
 

@@ -156,7 +156,7 @@ def summarize(
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
     lacking = _lacking(plan, keeper, ended, [*networks, evaluated])
-    added: AddedFacts = {}  # by those to whom this is returned
+    added: AddedFacts = {}  # filled by the callers
     return {
         "name": experiment.name or plan.name,
         "driver": driver,
@@ -212,7 +212,7 @@ def _last_evaluated(
 
 
 def _events(keeper: Keeper, ended: RunOutcome) -> dict[str, int]:
-    counts = keeper.events  # rows are of all lives, counts also of what has no row
+    counts = keeper.events  # rows cover all incarnations; counts also include what has no row
     events = {name: max(counts.get(name, 0), ended.counts.get(name, 0)) for name in {**counts, **ended.counts}}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
@@ -223,7 +223,7 @@ def _lacking(plan: Plan, keeper: Keeper, ended: RunOutcome, networks: Sequence[N
     lacking = Lacking(keeper.missed if ended.status == "finished" else ())
     if ended.status == PARTIAL:
         lacking = lacking_of(plan, keeper.rows, ended.vectors)
-    if plan.experiment.personal:  # whose mean is nobody's model
+    if plan.experiment.personal:  # the mean of personal models belongs to no participant
         return lacking
     return Lacking((*of_learning(networks, plan.experiment.score), *lacking.sentences), lacking.in_vain)
 
@@ -275,13 +275,13 @@ def best_of(score: Score, rows: Sequence[NetworkRow]) -> ChosenFacts:
 
 def refusals(rows: Sequence[Row]) -> list[RefusalFacts]:
     """Return the causes of each participant's refusals: each cause once, with its count, the most frequent first."""
-    earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
+    earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of earlier incarnations
     newest: dict[tuple[NodeId, str, str], int] = {}
     for row in rows:
         if isinstance(row, EventRow) and row.name == "refused":
             facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
             cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
-            count = facts.get("count", 1)  # refusals of this life so far
+            count = facts.get("count", 1)  # refusals of this incarnation so far
             before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
             earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
     total = {cause: count + earlier[cause] for cause, count in newest.items()}

@@ -77,7 +77,7 @@ def load_table(path: Path | str) -> TrainedTable:
         return _table_of(*(_npz(path) if path.suffix == ".npz" else _safetensors(path)))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Give a run directory, or its table.") from None
-    except Exception as error:  # whatever a file of somebody else's makes of it
+    except Exception as error:  # a forged file may raise anything
         text = f"{path}: no trained table ({type(error).__name__}: {str(error)[:100]})"
         raise ConfigError(text, "Give a run directory, or a file that `fedgossip table` has written.") from None
 

@@ -203,7 +203,7 @@ class Trace:
             self._file.write(FRAME.pack(len(text), size, crc) + text)
             for body in bodies:
                 self._file.write(body)
-            self._file.flush()  # handed to the system, so that it outlives a kill of this process
+            self._file.flush()  # flushed to the system, so that it outlives a kill of this process
         except OSError as error:
             self._give_up("trace_failed", error.strerror or str(error))
             return
@@ -212,7 +212,7 @@ class Trace:
     def _give_up(self, name: str, text: str) -> None:
         file, self._file = self._file, None
         if file:
-            with contextlib.suppress(OSError):  # the rest of the buffer has no room either
+            with contextlib.suppress(OSError):  # there is no room for the rest of the buffer either
                 file.close()
             if self._size > len(MAGIC):
                 os.truncate(self.path, self._size)
@@ -296,7 +296,7 @@ class Reading:
             raise self._broken("no opening")
         try:
             return _opened(header, arrays)
-        except Exception as error:  # a stranger's file may raise anything; reading changes nothing
+        except Exception as error:  # a forged file may raise anything; reading changes nothing
             raise self._broken(f"no opening that can be read: {error!r}") from None
 
     def __iter__(self) -> Iterator[TraceEntry]:
@@ -465,7 +465,7 @@ def _whole(value: Any, arrays: Sequence[Array]) -> Any:
         return tuple(_whole(one, arrays) for one in value["of"])
     kind: Any = _MESSAGES[name]
     fields = {key: _whole(one, arrays) for key, one in value.items()}
-    if issubclass(kind, Carrier) and "vectors" not in fields:  # of the release before, which had arrays there alone
+    if issubclass(kind, Carrier) and "vectors" not in fields:  # of an earlier release, with arrays only there
         fields["vectors"] = tuple(arrays)
     return kind(**fields)
 

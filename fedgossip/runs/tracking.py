@@ -283,7 +283,7 @@ class TrackerThread:
                 continue
             try:
                 call(self._tracker)
-            except Exception as error:  # a library's, or its server's
+            except Exception as error:  # an error of a library, or of its server
                 self._reason = line(f"{type(error).__name__}: {error}", 200)
 
 

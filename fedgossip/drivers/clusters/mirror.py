@@ -77,7 +77,7 @@ class FolderNews:
         try:
             with outside_files.open_file(path, outside_files.LARGE) as content:
                 if not grows and _identity(os.fstat(content.fileno())) != file:
-                    return  # replaced a moment ago: the next look sees that
+                    return  # replaced a moment ago: the next look finds it
                 content.seek(at - len(tail))
                 if tail and content.read(len(tail)) != tail:
                     at, tail = 0, b""

@@ -53,11 +53,11 @@ def main(folder: Path, probe: str) -> int:
         own = os.environ.get("SLURMD_NODENAME") or environment.hostname
         host = own_host(own, environment.hostnames, job.interface)
         again = bool(spec["resume"]) or incarnation_of(place) >= 0
-        (place / run_format.ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another port
+        (place / run_format.ENDPOINT).unlink(missing_ok=True)  # of an earlier life, with another port
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
         child = start_participant({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
         code = _accompany(child, node, life, folder, place / run_format.ENDPOINT)
-        if code == -signal.SIGTERM:  # sent twice, by Slurm and by us: at the second signal it had said goodbye already
+        if code == -signal.SIGTERM:  # sent twice, by Slurm and by the launcher: the goodbye was sent at the first
             code = 130
     except FedgossipError as error:
         try_to_report(place, failed(error))
@@ -66,7 +66,7 @@ def main(folder: Path, probe: str) -> int:
         life.ended(node, code)
     if code == 130 and node == 0 and not (folder / run_format.STOP).exists():
         _requeue(environment.job_id, life)
-    return 0  # the job is no failure of Slurm's: how the participant ended is in its folder
+    return 0  # no failure for Slurm: the participant's own end is in its folder
 
 
 def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder: Path, endpoint: Path) -> int:
@@ -79,7 +79,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
         nonlocal asked
         asked = True
 
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # USR2: of submitit, before the time is over
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # USR2: from submitit, before the end of the time
         signal.signal(number, ask)
     left = False
     while (code := child.poll()) is None:

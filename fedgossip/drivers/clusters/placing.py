@@ -173,7 +173,7 @@ class RayProcesses:
         begun = {}
         for node, actor in self._actors.items():
             folder = self._folders[node] = folders[node]
-            (folder / ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another place
+            (folder / ENDPOINT).unlink(missing_ok=True)  # of an earlier life, at another place
             content: list[Piece] = content_of(folder)
             spec = {**self._specs[node], "wait_seconds": self._wanted.wait_seconds}
             begun[node] = actor.start.remote(spec, files, content, hosts, how)

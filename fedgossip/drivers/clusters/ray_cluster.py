@@ -46,7 +46,7 @@ def connected(address: str, cpus: int = 0) -> Any:
     `cpus`: minimum of a cluster started here, perhaps more than the machine's.  Raises ConfigError without Ray,
     NetworkError if no cluster answers.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns of changes in its next release
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report leaves the machine
     if address != LOCAL:
         os.environ.setdefault(*TRIES)
@@ -59,13 +59,13 @@ def connected(address: str, cpus: int = 0) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
-    except Exception as error:  # Ray raises Exception itself where a node of its own starts too slowly
+    except Exception as error:  # Ray raises plain Exception if a node of its own starts too slowly
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if address == LOCAL:
             raise NetworkError(f"Ray does not start on this machine: {reason}", ADVICE_HERE) from None
         raise NetworkError(f"no Ray cluster at {address}: {reason}", ADVICE) from None
     finally:
-        if threading.current_thread() is threading.main_thread():  # no other one may
+        if threading.current_thread() is threading.main_thread():  # other errors propagate
             signal.signal(signal.SIGTERM, before)
     return ray
 

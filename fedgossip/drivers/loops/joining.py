@@ -143,7 +143,7 @@ def join(
         print(f"fedgossip: {_size_line(joined.n)}", file=sys.stderr, flush=True)
     if place.get() is None:
         _here[name] = joined
-        if isinstance(joined, JoinedLoop):  # and none that follows another
+        if isinstance(joined, JoinedLoop):  # nor one that follows another
             atexit.register(_at_exit, joined)
     return joined
 
@@ -333,7 +333,7 @@ class _NamedRun:
         folder = Path(self.out) if self.out else new_path(plan, f"peer{self.node}", Path("runs"))
         again = folder.is_dir() and incarnation_of(folder) >= 0
         identity = Identity.load(self.key)
-        if SiteApprovals(self.key, identity, time.time_ns).exists:  # as every command that sends a site's numbers
+        if SiteApprovals(self.key, identity, time.time_ns).exists:  # as for every command that sends a site's numbers
             text = f"{self.key} has approved plans, and a training loop of one's own is in no plan"
             raise ConfigError(text, "Name a key that has approved none:  join(..., key=...).")
         options = {

@@ -157,7 +157,7 @@ class _Launch:
             except FedgossipError:
                 task.over()
                 self._show_guilty()
-                scripts.wait()  # the work of the others after their run is their own: they save their results
+                scripts.wait()  # work of the others after their run, such as saving results
                 raise
             finally:
                 task.over()
@@ -314,7 +314,7 @@ class _Launch:
             if status == "finished":
                 advice = f"The run itself is whole, in {self.out}; all that it printed is in {log}."
                 raise TrainingError(f"{ended} after its run{words}", advice)
-            if status == "partial" and last_word(self.folders[node]):  # one without is reported as dead
+            if status == "partial" and last_word(self.folders[node]):  # a loop without a status is reported as dead
                 print(printable(f"fedgossip: {ended}{words}; all that it printed is in {log}"), file=sys.stderr)
 
 

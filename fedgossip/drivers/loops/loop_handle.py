@@ -115,7 +115,7 @@ class JoinedLoop:
         self._terms = self.terms_of(exchanged, self._optimizers)
         self._closed = self._alone = False
         self._final: Vector | None = None
-        self._take(None)  # the weights to begin with
+        self._take(None)  # the initial weights
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class JoinedLoop:
                 if order.error is not None:
                     self._closed = True
                     raise order.error
-                if not self._seat.waits:  # it has trained on beside its peer, whose final model is separate
+                if not self._seat.waits:  # it trained in parallel to its peer, which has a separate final model
                     self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
@@ -339,7 +339,7 @@ class JoinedLoop:
             self._began = order.vector if exact else self._exchanged.read()
             self._terms.use(order.terms, order.vector)
         except FedgossipError as error:
-            self.leave(error)  # here, as inside join() the script has nothing yet by which it could
+            self.leave(error)  # here: inside join() the script has no handle to leave with
             raise
 
     def _measured(self, vector: Vector) -> Measured | Raised:

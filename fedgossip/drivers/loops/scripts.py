@@ -55,7 +55,7 @@ class Command:
     def words(self) -> list[str]:
         """Return the command line of one loop."""
         together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        python = PYTHON if self.ranks > 1 else PYTHON[:1]  # a script finds modules beside itself
+        python = PYTHON if self.ranks > 1 else PYTHON[:1]  # Python finds modules next to a script
         return [*python, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
@@ -224,7 +224,7 @@ class Scripts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, FedgossipError):  # the interrupts that follow from it print no traceback before it
+        if isinstance(error, FedgossipError):  # interrupts caused by it print no traceback before it
             self.poll(0.0)
             self.shown = ()
         self.stop()

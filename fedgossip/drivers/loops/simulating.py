@@ -116,7 +116,7 @@ def _show_traceback(failure: FedgossipError, script: Path) -> None:
     named = [frame.filename for frame in found.stack]
     if str(script) in named:
         found.stack = traceback.StackSummary.from_list(found.stack[named.index(str(script)) :])
-    elif isinstance(raised, SyntaxError):  # of the script: its line is part of the error
+    elif isinstance(raised, SyntaxError):  # in the script: its line is part of the error
         found.stack = traceback.StackSummary()
     sys.stdout.write(printable("".join(found.format(chain=False)), keep="\n\t"))
     sys.stdout.flush()
@@ -285,7 +285,7 @@ class _Loop:
             self.function()
             if self.joined:
                 self.joined.close()
-        except SystemExit as error:  # the script's end, as that of a process
+        except SystemExit as error:  # the script's end, like that of a process
             if self.joined:
                 self.joined.close_quietly()
             self.news.put(None if ends_well(error) else error)

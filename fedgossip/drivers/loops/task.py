@@ -232,7 +232,7 @@ class Meeting:
     def __init__(self, turn: Callable[[bool], None] = lambda _: None) -> None:
         self._orders: queue.SimpleQueue[tuple[Order, _Reply]] = queue.SimpleQueue()
         self._turn = turn
-        self._asking = threading.Lock()  # a training, and what others want to have measured
+        self._asking = threading.Lock()  # a training, and requests to measure
         self._training: _Reply | None = None  # the reply queue of the open training
         self._dismissed = False
         self._last: LoopAnswer | None = None  # the loop has raised, and answers no further orders

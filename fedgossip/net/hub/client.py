@@ -331,7 +331,7 @@ class ClientLinks(Wakeable):
         if event == FLOOD:
             events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            if self._call.in_use:  # the end of the connection before was not reported yet
+            if self._call.in_use:  # the end of the previous connection was not reported
                 self._broke(events)
             self._connected = True
             self.routing.linked(self._coordinator, up=True, events=[])  # nothing connects to a client, at any address
@@ -340,7 +340,7 @@ class ClientLinks(Wakeable):
             self._outbox.put(self._hello)
             self._flush()
         elif event == zmq.EVENT_DISCONNECTED:
-            if not self._call.receives:  # else unread messages may remain, up to its end
+            if not self._call.receives:  # otherwise unread messages may remain, up to its end
                 self._broke(events)
         elif refused := self._greeting.failed(self._coordinator, event, self.routing.fault(self._coordinator)):
             events.append(refused)

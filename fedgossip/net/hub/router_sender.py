@@ -163,7 +163,7 @@ class FairSender:
             else:
                 raise
             return False
-        self._router.send(pair[0], MORE_NOW)  # ZeroMQ takes the whole message or none of it
+        self._router.send(pair[0], MORE_NOW)  # ZeroMQ accepts the whole message or nothing
         self._router.send(zmq_body(pair), NOW, copy=False)
         line.frames_sent = 0 if pair[0][:1] == SEAL else line.frames_sent + 1
         line.outbox.sent()
@@ -296,7 +296,7 @@ class Turns:
     def __init__(self, at_once: int = TURNS, message_bytes: int = 0) -> None:
         self.at_once = at_once
         self.most = max(at_once, TURNS_BYTES // max(1, message_bytes))
-        self.waiting: dict[NodeId, int] = {}  # clients wait in the order of their requests
+        self.waiting: dict[NodeId, int] = {}  # clients in the order of their requests
         self.going: dict[NodeId, _Turn] = {}
         self._came: deque[float] = deque(maxlen=FAST_CHUNKS)
         """Times of the last chunks."""
@@ -319,7 +319,7 @@ class Turns:
                 self.at_once if all_read and self._line_is_slow(now) else min(self.at_once, TURNS_AT_SPEED)
             ):
                 return
-            if not self.going or at_speed >= TURNS_AT_SPEED:  # one more, then another look: it may have been a moment
+            if not self.going or at_speed >= TURNS_AT_SPEED:  # one more, then check again: it may have been a moment
                 self._came.clear()
                 self._began = now
             node = next(iter(self.waiting))

@@ -66,7 +66,7 @@ class CoordinatorLinks(Wakeable):
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self.allow = AllowList(self.context)
         self.router = sockets.make(self.context, zmq.ROUTER)
-        self.router.router_handover = identity is None  # clients name themselves then, on the next connection too
+        self.router.router_handover = identity is None  # clients name themselves then, also on the next connection
         self.streams = Streams(identity, suites)
         self._speaker = FairSender(self.router, self.streams)
         self.connections = Connections()
@@ -223,7 +223,7 @@ class CoordinatorLinks(Wakeable):
             check_last(self.router)
             self.turns.ask(client.node, transfer)
             return None
-        if known and kind == outbox.CHUNK and not client.up:  # the rest of one that broke with the connection
+        if known and kind == outbox.CHUNK and not client.up:  # the rest of a message on a broken connection
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
@@ -265,7 +265,7 @@ class CoordinatorLinks(Wakeable):
         for way, readable, writable in self.streams.turn():
             client = self._clients[way.node]
             if not isinstance(way, CalledStream) or not client.is_on(way.connection):
-                self.streams.drop(way)  # of a connection that is no more
+                self.streams.drop(way)  # of a closed connection
                 continue
             if client.line.way is not way:
                 self._drop_stream(client)
@@ -355,7 +355,7 @@ class CoordinatorLinks(Wakeable):
             if client.next and client.next.descriptor != connection.descriptor:
                 self._callers.hang_up(client.next.descriptor)
             client.next = connection
-            events.append(Arrived(client.node, connection.hello))  # the host sees that there are two
+            events.append(Arrived(client.node, connection.hello))  # the host detects the second process
             self._speaker.send_control_to(connection.name, outbox.word(outbox.TWIN))
             return
         if client.up and client.here:

@@ -169,7 +169,7 @@ class InviteFolder:
             taken = guest.reader.take(MESSAGE, number)
             if taken is None:
                 return False
-        except (FrameError, OSError):  # it may be whole at the next look
+        except (FrameError, OSError):  # it may be complete at the next look
             self.refused += 1
             return False
         try:

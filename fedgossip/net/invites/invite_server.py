@@ -64,7 +64,7 @@ class InviteServer:
         """Raises NetworkError if the address is not available."""
         self.admission = admission
         self.answered = self.refused = 0
-        self.fault = ""  # a socket's faults are its callers'
+        self.fault = ""  # callers cause a socket's faults
         self._askers: dict[str, _Asker] = {}
         self._numbers = STRANGERS_FIRST
         self._serving: threading.Thread | None = None
@@ -144,7 +144,7 @@ class InviteServer:
                 return
             try:
                 key, message, asker = self._question()
-            except Exception as error:  # a stranger's frame can spoil that frame alone
+            except Exception as error:  # a stranger's frame can only spoil that frame
                 if isinstance(error, zmq.ZMQError):
                     raise
                 skip(self._router)
@@ -201,7 +201,7 @@ class InviteServer:
                 self._router.send(connection, MORE_NOW)
                 self._router.send(mark, MORE_NOW)
                 self._router.send(body, NOW)
-            except zmq.ZMQError:  # gone, or too slow: it repeats its request
+            except zmq.ZMQError:  # the caller left, or is too slow: it repeats its request
                 self.refused += 1
 
 

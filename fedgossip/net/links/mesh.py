@@ -90,7 +90,7 @@ class Incoming:
 
     def _user(self, allow: AllowList, mark: zmq.Frame) -> NodeId:
         user = str(mark.get("User-Id"))
-        key = user.removeprefix(GUEST)  # one that was a guest when it called
+        key = user.removeprefix(GUEST)  # a caller that was a guest when it called
         return int(user) if key == user else allow.allowed[z85.decode(key)]
 
     def by_curve(self, node: NodeId) -> Assembler:
@@ -166,7 +166,7 @@ class Guests:
         guest.messages += 1
         if guest.messages > GUEST_MESSAGES:
             raise FrameError("guest", "one that is no member says too much")
-        if mark.bytes[:1] == SEAL:  # it may offer again when it is a member
+        if mark.bytes[:1] == SEAL:  # it may offer again as a member
             skip(router)
             self._reply(connection, refusal(parse(mark.bytes)[1]))
             return None
@@ -282,7 +282,7 @@ class Links(Wakeable):
         self._links[node] = link
         self.incoming.add(node)
         self.connections.expected = len(self._links)
-        if hello := self.guests.admitted(endpoint.key):  # the node has sent its Hello before it was known
+        if hello := self.guests.admitted(endpoint.key):  # the node sent its Hello before its admission
             self._late.append(Arrived(node, hello))
 
     def part(self, node: NodeId) -> None:
@@ -461,7 +461,7 @@ class Links(Wakeable):
                 refused = frame_error(error, assembler)
                 events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
                 continue
-            if message is not None or assembler.begins:  # the chunks between need no event
+            if message is not None or assembler.begins:  # the chunks in between need no event
                 self._note_received(way.node, assembler)
                 if self._arrived(way.node, message, assembler, events):
                     return True
@@ -526,7 +526,7 @@ class Links(Wakeable):
     def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         self.streams.drop(link.call)
         link.up, link.broke, link.greeting.reached = False, True, True
-        self.traffic.note_frame(link.node, more=False)  # the message under way is not needed any more, or arrives again
+        self.traffic.note_frame(link.node, more=False)  # the message under way is no longer needed, or arrives again
         events.append(LinkDown(link.node))
         self.routing.linked(link.node, up=False, events=events)
 

@@ -68,7 +68,7 @@ class PartnerLink:
         """Whether everything that can be sent has been handed to the network."""
         if self.up:
             return not self.outbox and not self.call.sending
-        return self.broke or not self.received_any  # a caller gets our Hello, and may learn from it why we leave
+        return self.broke or not self.received_any  # a caller receives the Hello, and may learn from it why we leave
 
     def offer_stream(self, now: float, *, relayed: bool) -> bool:
         """Offer a stream if none is up and an offer is due; return whether there is something to flush for it."""

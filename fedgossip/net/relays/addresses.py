@@ -85,7 +85,7 @@ def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
     """
     for port in (wanted, 0):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if exactly:  # connections of a life before may linger there
+        if exactly:  # connections of an earlier process may linger there
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind(("", port))

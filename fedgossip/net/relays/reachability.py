@@ -78,7 +78,7 @@ class Reachability:
         self.identity, self._through, self._wake = identity, through, wake
         self._peers: dict[NodeId, _Reached] = {}
         self._found: list[Route] = []
-        self._leaving: list[_Reached] = []  # their sockets are the thread's to close
+        self._leaving: list[_Reached] = []  # the thread closes their sockets
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._context: zmq.Context[ZmqSocket] = zmq.Context(1)
@@ -90,7 +90,7 @@ class Reachability:
         """Return the first route to a peer; `take` returns better ones later."""
         direct = [one for one in addresses if not is_relay(one)]
         relays = [one for one in addresses if is_relay(one)] if self._through else []
-        relays.sort(key=lambda one: not one.startswith(RELAY))  # those by the web come last
+        relays.sort(key=lambda one: not one.startswith(RELAY))  # relays by the web last
         with self._lock:
             known = self._peers.get(node)
             if known and (known.key, known.direct, known.relays) == (key, direct, relays):
@@ -256,7 +256,7 @@ class Routing:
         self._fault: Fault | None = None
         self._whereabouts: Callable[[], str] | None = None
         self._where, self._looked_at = "", time.monotonic()
-        self._uninformed: set[NodeId] = set()  # peers without a message from us since we moved
+        self._uninformed: set[NodeId] = set()  # peers without a message since the last move
 
     def reach(self, ways: Ways) -> None:
         """Use relays, and check the local addresses periodically.  Call it before the first connection."""

@@ -128,7 +128,7 @@ def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None)
         raise ConfigError("wss:// needs a certificate", advice)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(certificate, key, password=str)  # a key with a password: an error, no prompt
+        context.load_cert_chain(certificate, key, password=str)  # a key with a password: raise, do not prompt
     except (OSError, ssl.SSLError) as error:
         reason = (error.strerror or str(error)).lower()
         text = f"the certificate {certificate}{f' with the key {key}' if key else ''} cannot be used: {reason}"
@@ -212,7 +212,7 @@ class Relay:
                     hang_up(found[1][1])
         except (OSError, EOFError, TimeoutError, PeerError):
             self.counts["broken"] += 1
-        except asyncio.CancelledError:  # we close
+        except asyncio.CancelledError:  # the relay closes
             pass
         finally:
             self._connections -= 1
@@ -278,7 +278,7 @@ class Relay:
                 await writer.drain()
                 if not await asyncio.wait_for(reader.read(1), 2 * ALIVE_SECONDS):
                     return
-                with contextlib.suppress(TimeoutError):  # it has gone, or sends more than requested
+                with contextlib.suppress(TimeoutError):  # it has left, or sends more than requested
                     await asyncio.wait_for(reader.read(1), ALIVE_SECONDS)
                     return
         finally:

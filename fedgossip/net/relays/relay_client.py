@@ -66,7 +66,7 @@ class RelayClient:
         self._servers: list[asyncio.Server] = []
         self._calls = 0
         self._listening: set[str] = set()
-        self._pause: dict[str, float] = {}  # of relays that cannot be reached: the last pause, and its end
+        self._pause: dict[str, float] = {}  # by unreachable relay: the last pause, and its end
         self._due: dict[str, float] = {}
         self.faults: dict[str, FedgossipError] = {}
         """Reasons why relays cannot be reached now."""
@@ -137,7 +137,7 @@ class RelayClient:
                 pass
             finally:
                 self._listening.discard(relay)
-            if relay not in self._due:  # it refuses, or broke off
+            if relay not in self._due:  # it refuses, or disconnected
                 await asyncio.sleep(jittered(pause))
                 pause = min(AGAIN_SECONDS_MAX, 2 * pause)
 
@@ -223,13 +223,13 @@ class RelayClient:
             await asyncio.sleep(min(self._due[relay] - self._thread.loop.time(), CONNECT_SECONDS))
             if (
                 self._due.get(relay, 0.0) > self._thread.loop.time()
-            ):  # another call found it away meanwhile, or tries it now
+            ):  # another call found it unreachable meanwhile, or is trying it
                 raise TimeoutError
             self._due[relay] = self._thread.loop.time() + CONNECT_SECONDS
         try:
             stream = await ask_relay(self._inside.get(relay, relay), self.identity, want, target, seconds)
         except (OSError, EOFError, TimeoutError, FedgossipError) as error:
-            if isinstance(error, PeerError):  # it is there
+            if isinstance(error, PeerError):  # it answers
                 self._reached(relay)
             else:
                 self._failed(relay, error)

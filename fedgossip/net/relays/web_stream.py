@@ -112,7 +112,7 @@ class WebStream:
             self._protocol.receive_eof()
         self._take(self._protocol.events_received())
         self._ended |= not data or self._protocol.state is not State.OPEN
-        send_waiting(self._protocol, self._writer)  # pongs, or why it ended
+        send_waiting(self._protocol, self._writer)  # pongs, or the reason for the end
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -121,7 +121,7 @@ class WebStream:
             if event.opcode in (Opcode.BINARY, Opcode.CONT) and event.data:
                 self._received.append(bytes(event.data))
             self.pongs += event.opcode is Opcode.PONG
-            self._ended |= event.opcode in (Opcode.CLOSE, Opcode.TEXT)  # text is nothing of ours
+            self._ended |= event.opcode in (Opcode.CLOSE, Opcode.TEXT)  # the protocol uses no text messages
 
     def _keep(self) -> None:
         if not self.transport.is_closing():

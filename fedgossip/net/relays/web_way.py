@@ -256,9 +256,7 @@ async def _upgraded(inner: TcpStream, url: str) -> WebStream:
     protocol = ClientProtocol(parse_uri(url), max_size=MESSAGE_BYTES_MAX)
     protocol.send_request(protocol.connect())
     send_waiting(protocol, writer)
-    head = await reader.readuntil(
-        b"\r\n\r\n"
-    )  # not by the library: it waits for the end of a page that is none of ours
+    head = await reader.readuntil(b"\r\n\r\n")  # not by the library, which would wait for the end of a foreign page
     answer = re.match(r"HTTP/1\.([01]) (\d{3})([^\r]*)", head.decode("latin-1"))
     if answer is None or (answer[1], answer[2]) != ("1", "101"):
         found = line(answer[2] + answer[3], 60) + (" in HTTP/1.0" if answer[1] == "0" else "") if answer else "no HTTP"

@@ -76,7 +76,7 @@ class SealedWay:
         waited, read = self.stream.sending, self.stream.taken - self.acks_taken * ACK_BYTES
         if self.up and read > self.owed and self.stream.send(_ACK, _COUNT.pack(read)):
             self.owed, self.acks_sent = read, self.acks_sent + 1
-            if not waited:  # else its owner goes on when the network takes more
+            if not waited:  # otherwise its owner continues when the network accepts more
                 self.stream.flush()
 
     def overdue(self, now: float) -> bool:

@@ -55,7 +55,7 @@ class Stranger:
 
 
 class StreamPort:
-    """`selector` is its owner's, which calls `accept` for the data None, and `hear` for a Stranger."""
+    """`selector` is its owner's, which calls `accept` for the data None, and `read_stranger` for a Stranger."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -96,7 +96,7 @@ class StreamPort:
                     self._selector.unregister(self._listener)
                     self._accepts_at = time.monotonic() + FULL_SECONDS
                     return
-                continue  # it has gone already
+                continue  # it has left already
             self._take_in(connection)
 
     def _take_in(self, connection: socket.socket) -> None:
@@ -112,7 +112,7 @@ class StreamPort:
 
     def read_stranger(self, stranger: Stranger) -> bool:
         """Read a stranger's bytes; return whether all have arrived."""
-        if stranger.connection not in self.strangers:  # it was turned away since it was found readable
+        if stranger.connection not in self.strangers:  # it was disconnected after it was found readable
             return False
         try:
             received = stranger.connection.recv(STRANGER_BYTES - len(stranger.received))
@@ -159,7 +159,7 @@ def _listener(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
-        if os.name == "posix":  # elsewhere it would let two listen at one port
+        if os.name == "posix":  # elsewhere two sockets could listen at one port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

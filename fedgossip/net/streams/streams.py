@@ -73,7 +73,7 @@ class Streams:
         if self._nothing:  # a system on which ZeroMQ's poll cannot wait for a selector
             self.usable = False
         self._watched: dict[SealedWay, int] = {}
-        self._calls: dict[SealedWay, None] = {}  # attempts that are not up
+        self._calls: dict[SealedWay, None] = {}  # attempts without a stream so far
         self._called: dict[NodeId, list[CalledStream]] = {}
         self.port = StreamPort(self._selector)
         self._ticked = 0.0
@@ -254,7 +254,7 @@ class Streams:
             self._acknowledge(way)
             if way.stream is not None and way.overdue(now):
                 way.swallowed = True
-                way.stream.give_up()  # its owner reads the end of it, and goes on by CURVE
+                way.stream.give_up()  # its owner reads the end, and continues by CURVE
         self.port.look_at_times(now)
         return now
 
@@ -288,7 +288,7 @@ class Streams:
         head, proof = stranger.record
         try:
             opener.open_into(memoryview(proof), head, bytearray())
-        except FrameError:  # the ticket stays good
+        except FrameError:  # the ticket stays valid
             self.port.turn_away(stranger)
             return
         one.stream = SealedStream(self.port.let_in(stranger), sealer, opener, self.buffers)

@@ -138,7 +138,7 @@ def approval_of(entry: LogEntry, line: bytes) -> Approval:
     text = {name: str(facts[name]) for name in ("plan", "name", "key", "coordinator", "roster", "until", "by")}
     numbers = {name: int(facts[name]) for name in ("participant", "rounds")}
     computed = {name.partition("_")[2]: str(one) for name, one in facts.items() if name.startswith("version_")}
-    text |= {name: str(facts.get(name, "")) for name in ("records", "agreed")}  # from before them: none
+    text |= {name: str(facts.get(name, "")) for name in ("records", "agreed")}  # missing in earlier releases
     moment(text["until"])
     return Approval(**text, **numbers, versions=computed, time=entry.time, hash=entry.hash, line=line)  # type: ignore[arg-type]
 

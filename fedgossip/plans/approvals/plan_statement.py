@@ -153,7 +153,7 @@ def statement_of(
 
 def agrees(e: Experiment) -> bool:
     """Return whether the sites agree on statistics under the same plan, as a step or as the whole run."""
-    made = e.task.kind in SUMS and e.task.kind != STATISTICS  # from statistics that are there already
+    made = e.task.kind in SUMS and e.task.kind != STATISTICS  # from existing statistics
     return isinstance(e, FederatedExperiment) and e.data.scale == FEDERATED and not made
 
 

@@ -78,7 +78,7 @@ class SiteApprovals:
             text = f"{self.path}: signed with key {lives.owner.key.hex()[:HASH_SHOWN]}, which is not that of {self.key}"
             raise ConfigError(text, "Name the key that has approved with --key, or approve with this one.")
         self._torn, found = lives.torn_bytes > 0, tuple(entries(self.path))
-        for one in found:  # `read` has looked at the last signature alone; a line may go out by itself
+        for one in found:  # `read` verifies only the last signature, and single lines may be published
             if not is_signed(one, lives.owner.key):
                 text = f"{self.path}, line {one.number + 1}: not signed with {self.key}"
                 raise ConfigError(text, "Put the file back as it was, or take it away and approve again.")
@@ -149,7 +149,7 @@ class SiteApprovals:
         try:
             return self.covering(request, limits, run)
         except ConfigError as error:
-            if self._torn:  # another line would mend it
+            if self._torn:  # a further line would repair it
                 raise
             self._append(request.participant, REFUSED, {"plan": request.statement.hash, "why": str(error)[:500]})
             raise

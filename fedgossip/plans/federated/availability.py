@@ -195,7 +195,7 @@ def _read_trace(path: Path, clients: int, unit: float) -> _Trace:
             elif any(cells):
                 rows.append(_row(path, number, cells, clients))
             else:
-                rows.append((-1, 0, 0))  # lines keep their numbers
+                rows.append((-1, 0, 0))  # so that line numbers stay correct
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}", f"{KEY} names a table with the columns client,start,end."

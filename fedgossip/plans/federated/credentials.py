@@ -88,7 +88,7 @@ class DrawnMembers(Sequence[RosterMember]):
     def __getitem__(self, place: int | slice) -> RosterMember | DrawnMembers:
         if isinstance(place, slice):
             first = DrawnMembers(self.seed, len(range(*place.indices(self.size))))
-            first._keys = self._keys  # members keep their places: rosters are cut at the end alone
+            first._keys = self._keys  # members keep their indices: rosters are only truncated at the end
             return first
         if not 0 <= place < self.size:
             raise IndexError(place)

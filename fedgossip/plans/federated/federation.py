@@ -189,7 +189,7 @@ class FederationPlan(Plan):
         return length * kind.itemsize * self.vectors
 
     @property
-    def fingerprint(self) -> Mapping[str, object]:  # made anew: those that hash it leave keys out in place
+    def fingerprint(self) -> Mapping[str, object]:  # a new copy: callers that hash it remove keys in place
         return self.experiment.shared()
 
     @property
@@ -258,7 +258,7 @@ class FederationPlan(Plan):
         return (self.coordinator,)
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        if self.vacancies:  # a tuple for each of a million clients takes a second
+        if self.vacancies:  # a tuple per client would take a second for a million clients
             return range(self.learners) if node == self.coordinator else self._coordinator_alone
         below = () if node < self.learners else self.tree.group(node).members
         return below if node == self.coordinator else (*below, self.tree.parent(node))
@@ -585,7 +585,7 @@ class FederationPlan(Plan):
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         if node is not None and self.learners <= node < self.coordinator:
-            return Lacking()  # a leaf coordinator has no round of its own
+            return Lacking()  # a leaf coordinator has no rounds
         all_in_each = self.cohort == self.learners and not self.buffered and self.section.available is None
         found = of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
         return with_exchanges(found, rows, self.exchanges, self.roles, node)

@@ -311,6 +311,6 @@ def _check_sum(plan: FederationPlan) -> None:
         text = f"coordinator.secure.bound = {s.bound:g} in {fixed.q_bits} bits rounds updates to steps of"
         advice = f"Set it to at most {COARSEST * fixed.limit:.0f}; or scale the columns, or labels that are numbers."
         raise ConfigError(f"{text} {fixed.clip_inf / fixed.limit:.3g}", advice)
-    if fixed.weight_max > fixed.limit:  # one example would be rounded to none
+    if fixed.weight_max > fixed.limit:  # one example would be rounded to zero
         text = f"coordinator.secure.bits = {fixed.q_bits}: up to {fixed.limit}, and weights up to {fixed.weight_max}"
         raise ConfigError(text, f"Set coordinator.secure.weight_max to at most {fixed.limit}, or leave bits out.")

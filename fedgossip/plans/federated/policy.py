@@ -132,7 +132,7 @@ def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints,
         for name in PolicyFile.__struct_fields__
         if name not in (FROZEN, PROBE) and getattr(pinned, name) != getattr(stricter, name)
     ]
-    if not pinned.probe and plan.experiment.data.scale == FEDERATED:  # pinned before the sites had agreed
+    if not pinned.probe and plan.experiment.data.scale == FEDERATED:  # the policy was written before the agreement
         offered = msgspec.structs.replace(offered, probe=[])
     unlike = _likeness(pinned).unlike(_likeness(offered))
     differing += [f"{name}: not as it was pinned" for name in unlike if name != CODE]

@@ -176,7 +176,7 @@ class GossipPlan(Plan):
         length = seat.initial.size
         run = GossipRun(self.experiment, self.schedule, self.topology, self._of(length), self._parameters(length))
         machine = self.how.make(run, seat)
-        machine.eager |= seat.incarnation > 0  # the other peers of a restarted one are in the run, or gone
+        machine.eager |= seat.incarnation > 0  # the other peers are in the run already, or have left
         e, attackers = self.experiment, attackers_of(self.experiment)
         if seat.node not in attackers:
             return machine
@@ -261,7 +261,7 @@ class GossipPlan(Plan):
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         found = of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
         if not any(isinstance(row, EventRow) and row.name in NOT_IN_STEP for row in rows):
-            return found  # nearly always: the rows of a long run are many
+            return found  # the usual case, for a long run with many rows
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
@@ -276,7 +276,7 @@ class GossipPlan(Plan):
             out = range(max(0, row.round - row.value), min(row.round, self.experiment.rounds))
             wanted = sum(self._sources(row.peer, round) for round in out)
             return wanted, wanted
-        if row.name == SKIPPED_MIX:  # no model of the sum counts
+        if row.name == SKIPPED_MIX:  # no peer's model of the sum counts
             wanted = self._sources(row.peer, row.round)
             return wanted, wanted
         if row.name != MISSED or not isinstance(row.value, list):
@@ -408,7 +408,7 @@ def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
     if found is None:
         return GraphFacts(n)
     gap = None if found.spectral_gap is None else float(f"{found.spectral_gap:.6g}")
-    most = (2.0 if found.lambda_n is None else 1 - found.lambda_n) if n > 1 else 0.0  # of I - W: 2 at most
+    most = (2.0 if found.lambda_n is None else 1 - found.lambda_n) if n > 1 else 0.0  # eigenvalues of I - W: 2 at most
     return GraphFacts(n, gap, round(most, 6))
 
 

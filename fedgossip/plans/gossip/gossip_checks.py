@@ -188,7 +188,7 @@ def _round_trip(before: dict[int, int], node: int, other: int) -> str:
             way.append(before[way[-1]])
         ways.append(way)
     first, second = ways
-    while len(first) > 1 and len(second) > 1 and first[-2:] == second[-2:]:  # what both have in common but the fork
+    while len(first) > 1 and len(second) > 1 and first[-2:] == second[-2:]:  # the common part up to the fork
         first, second = first[:-1], second[:-1]
     found: Sequence[int] = [*first, *second[-2::-1], node]
     return " - ".join(map(str, found))
@@ -265,7 +265,7 @@ def check_adversary(
         raise ConfigError(text, 'Take algorithm.name = "dsgd" with mode = "sync".')
     if e.adversary.attack == "label-flip" and not e.learns:
         raise ConfigError(f"label-flip: {e.task.kind} has no labels", 'Take task.kind = "learning", or another attack.')
-    if rule.linear or isinstance(rule, Clipped):  # the one tolerates no attacker, the other bounds each of them
+    if rule.linear or isinstance(rule, Clipped):  # linear tolerates no attacker; clipped bounds each of them
         return
     for round in range(min(schedule.period or LOOKED_AT, e.rounds)):
         _check_outnumbered(schedule.mixing(round), attackers, a.combine)

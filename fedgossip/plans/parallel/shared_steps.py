@@ -117,7 +117,7 @@ class SharedSteps(Plan):
 
     def exchanges(self, row: Row) -> tuple[int, int]:
         asynchronous = self.experiment.parallel.server.staleness == ASYNC
-        return (0, 0) if asynchronous else self._rounds_of_all(row)  # a slow worker may do its rounds yet
+        return (0, 0) if asynchronous else self._rounds_of_all(row)  # a slow worker may still do its rounds
 
     def _rounds_of_all(self, row: Row) -> tuple[int, int]:
         """Return (missing, expected) workers of a round: all workers are expected to have a row."""

@@ -322,7 +322,7 @@ class Catalogue:
                     yield folder, line(_within(folder, self.folder), 400), marks
                 elif deep < DEEP:
                     below += [(path, deep + 1) for path in _inner(folder)]
-            except OSError:  # deleted since, or not readable for us
+            except OSError:  # deleted since, or not readable for this user
                 continue
 
 

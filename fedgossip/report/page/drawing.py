@@ -66,7 +66,7 @@ NARROW = 4.0
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and edited
     "svg.hashsalt": "fedgossip",
-    "font.family": ["DejaVu Sans"],  # the widest usual font: what fits in it fits in the reader's
+    "font.family": ["DejaVu Sans"],  # the widest usual font: text that fits in it fits in the reader's
     "font.size": 9.0,
     "text.parse_math": False,  # a label with two dollars is a label, not a formula
     "text.color": INK,
@@ -276,7 +276,7 @@ def log_axis(axes: Axes, which: str = "y") -> None:
     (axes.set_yscale if which == "y" else axes.set_xscale)("log")
     low, high = axes.get_ylim() if which == "y" else axes.get_xlim()
     axis = axes.yaxis if which == "y" else axes.xaxis
-    few = high / low < (200 if which == "y" else 20)  # labels beside each other take more room
+    few = high / low < (200 if which == "y" else 20)  # labels side by side need more room
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=8))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))

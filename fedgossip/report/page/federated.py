@@ -100,7 +100,7 @@ def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, s
         lowest = "" if worst is None else f", worst {score.shown(worst)}"
         noisy = ", with noise" if summary.privacy else ""  # without it a budget hides the losses
         yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
-    if summary.distils:  # nobody's own model, so not what the run is for
+    if summary.distils:  # the model belongs to no participant, so it is not the run's result
         yield from _global(run)
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
     if summary.privacy is not None:

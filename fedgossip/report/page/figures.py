@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HEIGHT = 3.1
 LOGGED_LETTERS = 40
 """Maximum length of a logged number's name."""
-CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
+CONSENSUS_HEIGHT = 4.1  # the same height as the table next to it
 SCORES = (
     ("score_averaged", "averaged model", BLUE, "-"),
     ("score_mean_peer", "mean peer", GREEN, DASHES[1]),
@@ -269,7 +269,7 @@ def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
         return
     if facts["mean_own"] is not None:
         yield "Own models, mean", shown(facts["mean_own"]), f"{word}, each on its {one}’s own held-out examples"
-    least = "at least, to a twentieth, " if facts["mean_own"] is None else ""  # a coordinator that sees counts alone
+    least = "at least, to a twentieth, " if facts["mean_own"] is None else ""  # a coordinator that sees only counts
     yield (
         "Own models, worst",
         shown(facts["worst_own"]),

@@ -41,7 +41,7 @@ def band(run: RecordedRun) -> Band | None:
     if forecast := run.foretold:
         rounds = np.arange(1, forecast.rounds + 1)
         return Band(rounds, np.array(forecast.lower), np.array(forecast.upper), foretold=True)
-    if not run.summary.summed or run.summary.distils:  # what a peer answers follows from what was mixed before
+    if not run.summary.summed or run.summary.distils:  # a peer's answer depends on earlier mixings
         return None
     if recorded := run.summary.band:
         rounds = np.arange(1, len(recorded.upper) + 1)
@@ -194,7 +194,7 @@ def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
 
 def _contraction(run: RecordedRun) -> Band | None:
     slem = run.summary.forecast.slem
-    if run.summary.forecast.mean_contraction is None:  # only columns sum to one: no round by itself is bounded
+    if run.summary.forecast.mean_contraction is None:  # only columns sum to one: no single round is bounded
         return None
     start = next(((row.round, value) for row, value in run.series("consensus_distance") if value > 0), None)
     if slem is None or start is None or any(value > 0 for _, value in run.series("update_spread")):

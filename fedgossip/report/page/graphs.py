@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_NODES = 1000  # above this a drawing is a grey ball
 MOST_EDGES = 20_000
-MOST_NUMBERS = 40  # nodes that still have room for a number inside
+MOST_NUMBERS = 40  # maximum number of nodes with room for a number inside
 MOST_MOVED_BY_HAND = 60  # nodes for the exact layout; it takes O(n^3) time
 WEIGHT_STEPS = 5
 LAYOUT_SEED = 1
@@ -160,7 +160,7 @@ def spectrum(run: RecordedRun, name: str) -> str | None:
 
 
 def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
-    others = attackers(run) | set(fallen(run))  # they are drawn over
+    others = attackers(run) | set(fallen(run))  # they are drawn separately, on top
     known = [peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in others]
     if known and len(known) == graph.n - len(others):
         there = iter(known)

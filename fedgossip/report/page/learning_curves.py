@@ -133,7 +133,7 @@ def _panel(panel: str, runs: Sequence[CurveRun], x: str, y: str) -> list[dict[st
         for round in sorted(set.intersection(*(set(values) for values in measured))):
             values = [one[round][1] for one in measured]
             if not all(map(math.isfinite, values)):
-                continue  # a run that diverged has no mean here; the round before it is the last that is drawn
+                continue  # a diverged run has no mean here; the round before is the last drawn
             places = [_place(run, x) for run in taken]
             along = [place(one[round][0]) for place, one in zip(places, measured, strict=True) if place]
             low, high = student_interval(values) or (None, None)

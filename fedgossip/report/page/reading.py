@@ -343,7 +343,7 @@ def read_run(folder: Path) -> RecordedRun:
     summary = _summary(folder / SUMMARY)
     outside_files.checked_folder(folder)
     network: dict[int, ReportedRound] = {}
-    nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
+    nothing = PeerTotal()  # shared by all without a row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
     logged, measured = LoggedNumbers(), LoggedNumbers()

@@ -303,7 +303,7 @@ def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figur
     every = [point for points in groups.values() for point in points]
     log = all(point.x > 0 for point in every)
     furthest, nearest = max(point.x for point in every), min(point.x for point in every)
-    apart = min(0.03, 0.12 / len(groups))  # of the width of the axes: bars of one graph stand beside each other
+    apart = min(0.03, 0.12 / len(groups))  # share of the axes' width: bars of one graph are side by side
     for at, (name, points) in enumerate(groups.items()):
         colour, _, marker = series_style(at)
         aside = apart * (at - (len(groups) - 1) / 2)

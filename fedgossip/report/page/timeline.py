@@ -153,14 +153,14 @@ def _paint_arrows(axes: Axes, timeline: Timeline, unit: float) -> None:
             at = one.arrived / unit, one.to - down * THICK / 2
             if one.arrived <= timeline.until:
                 heads[down].append(at)
-            else:  # cut off with the picture
+            else:  # clipped at the picture's edge
                 shown = (timeline.until - one.began) / (one.arrived - one.began)
                 at = timeline.until / unit, start[1] + shown * (at[1] - start[1])
         lines.append([start, at])
     axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.6, alpha=0.55))
     for down, places in heads.items():
         if places:
-            marker = 11 if down > 0 else 10  # matplotlib's carets whose tip is the point: down, and up the page
+            marker = 11 if down > 0 else 10  # matplotlib's carets with the tip at the point: down, and up the page
             axes.plot(*zip(*places, strict=True), linestyle="", marker=marker, markersize=3, color=INK, alpha=0.7)
     if lost:
         axes.plot(*zip(*lost, strict=True), linestyle="", marker="x", markersize=4, color=ORANGE)

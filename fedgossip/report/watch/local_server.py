@@ -197,9 +197,9 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             super().setup()
             self.rfile = io.BufferedReader(_Request(self.connection))
 
-        def do_GET(self) -> None:  # other methods are not there: 501
+        def do_GET(self) -> None:  # other methods are missing: 501
             self.server.release(self.connection)  # type: ignore[attr-defined]
-            self.connection.settimeout(REQUEST_SECONDS)  # for all of an answer
+            self.connection.settimeout(REQUEST_SECONDS)  # for a complete answer
             if not server.is_own(self.client_address[:2]):
                 return self._refuse(403, "this address answers its own user only")
             if self.headers.get("Host", "").lower() not in server.hosts:

@@ -139,7 +139,7 @@ def facts_of(place: RunPlace) -> Facts:
 def _foretold(place: RunPlace) -> RunForecast | None:
     try:
         found = read_forecast(place.folder) if place.folder else None
-    except ConfigError:  # the report gives the reason; here a run goes on
+    except ConfigError:  # the report gives the reason; here the run continues
         return None
     return found[0] if found else None
 
@@ -170,7 +170,7 @@ def _facts(content: dict[str, Any], roles_file: _RolesFile | None) -> Facts:
     graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
     topology = _topology(graph, n, seed) if isinstance(graph, str) else None
     who = roles_file.roles if roles_file else peer_roles(n if isinstance(n, int) and n > 0 else 0)
-    who = peer_roles(topology.n) if topology else who  # the graph may lie on another machine
+    who = peer_roles(topology.n) if topology else who  # the graph may be on another machine
     return Facts(title, graph if isinstance(graph, str) else "", who, whole, topology)
 
 

@@ -237,5 +237,5 @@ def printable_text(row: EventRow, words: Words) -> str:
     """Return an event in one printable line, for any value."""
     try:
         return line(words(row))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of another shape than its name has
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of an unexpected shape
         return line(f"{row.name}: {row.value}")

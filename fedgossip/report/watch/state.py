@@ -70,7 +70,7 @@ class State:
         self.events_seen = 0
         self.status = ""
         """Status of the run: finished, partial, interrupted, failed; empty during the run."""
-        self._marked: dict[int, set[int]] = {}  # the marks that each one has set
+        self._marked: dict[int, set[int]] = {}  # marks set by each peer
         self.neighbours: dict[int, list[int]] = {}
         self.edges: list[tuple[int, int]] = []
         if topology is not None and len(topology.edges) <= MOST_EDGES:
@@ -243,7 +243,7 @@ class State:
         if before is None and len(peer.seen_by) >= MOST_WITNESSES:
             return
         if name == "missed" and before is not None and before.name != "missed":
-            before.round = max(before.round, round)  # gone, and still missed
+            before.round = max(before.round, round)  # gone, and missed again
         else:
             peer.seen_by[by] = Mark(name, round)
             self._marked.setdefault(by, set()).add(peer.node)

@@ -40,7 +40,7 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         above, below = self._above(), self._below()
-        room = console.height - len(above) - len(below) - 3  # the head of the table, the line of the rest, the cursor
+        room = console.height - len(above) - len(below) - 3  # the table's head, the line for the rest, the cursor
         room = WHOLE_MOST if self.whole else max(room, LEAST_ROWS)
         state = self.follower.state
         shown = in_order(state) if len(state.peers) <= room else state.by_interest()[:room]
