@@ -119,7 +119,7 @@ def test_trees_of_breast_cancer_are_as_good_as_their_page_says(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     small_bins = importlib.import_module("small_bins")
-    told = figures(r"accuracy ([\d.]+), ([\d.]+), ([\d.]+) beside .*?; AUROC ([\d.]+), ([\d.]+), ([\d.]+) beside",
+    told = figures(r"accuracy ([\d.]+), ([\d.]+), ([\d.]+) against .*?; AUROC ([\d.]+), ([\d.]+), ([\d.]+) against",
                    page_on("trees"))  # fmt: skip
     small_bins.tables(tmp_path, seed)
     assert typed(["data", "agree", "trees.toml"], tmp_path).code == 0
