@@ -1,8 +1,7 @@
-"""The command line: each command reads its words, calls one function of a lower room and prints the result.
+"""The command line: each command parses its arguments, calls one function of a lower room and prints the result.
 
-It may import everything.  Commands are imported when they are used: `fedgossip --help` loads click and nothing else.
-`fedgossip run FILE`: COMMANDS names the module of `run`, which reads the experiment, starts a driver and prints its
-rows.
+It may import everything.  Commands are imported when they are used: `fedgossip --help` loads only click.  `fedgossip
+run FILE`: COMMANDS names the module of `run`, which reads the experiment, starts a driver and prints its rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fedgossip.cli import completion, text
 from fedgossip.cli.text import echo
 
 STOPPED = 130
-"""Return code of a command that was requested to end; the signal decides the exit code."""
+"""Return code of a command that was asked to end; the signal decides the exit code."""
 
 COMMANDS = {
     "demo": ("fedgossip.cli.run.demo", "Eight graphs and real peers on real data, in under a minute."),
@@ -104,7 +103,7 @@ COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """A group that has its commands' names and one-line helps, and imports a command only to run it."""
+    """A group with its commands' names and one-line helps, which imports a command only to run it."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -152,7 +151,9 @@ def _print_version(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; a line of error and one of advice, behind the traceback with FEDGOSSIP_TRACEBACK set."""
+    """Run the command line.  An error prints its line and a line of advice, after the traceback if FEDGOSSIP_TRACEBACK
+    is set.
+    """
     text.prepare()
     with signals.as_interrupt():
         code = _run()

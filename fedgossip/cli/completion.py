@@ -1,4 +1,6 @@
-"""`fedgossip completion`: the script by which a shell completes commands and options, and its answers to that shell."""
+"""`fedgossip completion`: the script with which a shell completes commands and options, and the
+replies to that shell.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from click import shell_completion
 from fedgossip.cli.text import echo
 
 VARIABLE = "_FEDGOSSIP_COMPLETE"
-"""Is set by the shell's script, to bash_complete, say: the command line then prints words and does nothing else."""
+"""Set by the shell's script, for example to bash_complete: the command line then only prints words."""
 
 FILES = {
     "bash": '~/.bashrc:  eval "$(fedgossip completion bash)"',
     "zsh": '~/.zshrc, below compinit:  eval "$(fedgossip completion zsh)"',
     "fish": "~/.config/fish/config.fish:  fedgossip completion fish | source",
 }
-"""The line for each shell, and its file."""
+"""The line for each shell, and the file to add it to."""
 
 
 @click.command()
@@ -28,13 +30,13 @@ def completion(context: click.Context, shell: str) -> None:
     """
     kind = shell_completion.get_completion_class(shell)
     assert kind, "click has a class for each of them"
-    # not the class's own source(): for bash it starts a bash, to see its version
+    # not the class's own source(): for bash it starts a bash, to read its version
     script = shell_completion.ShellComplete.source(kind(context.find_root().command, {}, "fedgossip", VARIABLE))
     echo(f"# {FILES[shell]}\n{script.strip()}")
 
 
 def complete(group: click.Group, instruction: str) -> int:
-    """Print the words that complete the line in the shell's variables; none for a line that no command has."""
+    """Print the words that complete the line in the shell's variables; none for an unknown command."""
     try:
         return shell_completion.shell_complete(group, {}, "fedgossip", VARIABLE, instruction)
     except click.ClickException:

@@ -1,4 +1,4 @@
-"""`fedgossip doctor`: what this machine can do."""
+"""`fedgossip doctor`: the capabilities of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedgossip.cli.run.participant import web_options
 from fedgossip.cli.text import echo
 
 FOR_DEVELOPERS = ("all", "dev", "docs")
-"""Extras that add no part of their own."""
+"""Extras without additional capabilities."""
 
 
 @click.command()
@@ -43,7 +43,7 @@ FOR_DEVELOPERS = ("all", "dev", "docs")
     help="With --endpoints: seconds until all must be there.",
 )
 def doctor(links: bool, endpoints: Path | None, key: Path, reach: str | None, bind: str | None, wait: float) -> int:
-    """Check this machine: its abilities, and missing parts."""
+    """Check this machine: its capabilities, and missing parts."""
     if reach:
         return _reach(reach, key)
     if endpoints and not links:
@@ -118,7 +118,7 @@ def _links() -> None:
 
 
 def _reach(relay: str, key: Path) -> int:
-    """Print the steps of the way to a relay, a line each."""
+    """Print the steps of the connection to a relay, a line each."""
     import asyncio
 
     from fedgossip.base.errors import FedgossipError
@@ -141,7 +141,7 @@ def _reach(relay: str, key: Path) -> int:
 
 
 def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:
-    """Print the times of the links to other machines; return 3 where one was not measured."""
+    """Print the times of the links to other machines; return 3 if one was not measured."""
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.base import fitted
     from fedgossip.net.endpoints import load_addresses
@@ -180,7 +180,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 
 
 def _kernels() -> tuple[bool, str]:
-    """Return torch's kernels: MKL's report where it is loaded, else the mode to be set."""
+    """Return torch's kernels: MKL's report if it is loaded, else the mode that would be set."""
     if "torch" in sys.modules:
         from fedgossip.learning.one_model.devices import capability
 

@@ -30,7 +30,7 @@ WIDTH = 100  # columns
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def explain(words: tuple[str, ...], as_json: bool) -> None:
     """Explain each WORD: a key or a section of an experiment file, a kind of fault, an exit code, an event, a command,
-    or a term of tables and pages: gap, "mean peer".  The last part of a key will do: lr.  All entries: fedgossip
+    or a term of tables and pages: gap, "mean peer".  The last part of a key is enough: lr.  All entries: fedgossip
     explain all.
     """
     known = list(entries())
@@ -45,7 +45,7 @@ def explain(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def meant(word: str, known: Sequence[Term]) -> list[Term]:
-    """Return the entries of a word.  Raises ConfigError, with the nearest words, for none."""
+    """Return the entries of a word.  Raises ConfigError, with the nearest words, for an unknown word."""
     if word == ALL:
         return list(known)
     name = word.strip("[]").removeprefix("--set ").partition("=")[0].strip()
@@ -68,7 +68,7 @@ def _nearest(name: str, parts: set[str]) -> str:
 
 
 def lines(entry: Term) -> Iterator[str]:
-    """Yield an entry as people read it."""
+    """Yield the lines of an entry for readers."""
     yield f"{entry.name or 'top of the file'}  ({entry.kind})"
     yield from textwrap.wrap(entry.meaning.replace("`", ""), WIDTH, initial_indent="    ", subsequent_indent="    ")
     width = max((len(name) for name in entry.facts), default=0)
@@ -86,10 +86,10 @@ SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "
 TERM = "term"
 """A word of tables, pages and forecasts; `core/glossary.toml` defines each."""
 FILE = "file"
-"""A file or a folder that a run leaves; `core/run_format` declares them."""
+"""A file or a folder written by a run; `core/run_format` declares them."""
 FACT = "key of summary.json"
 LECTURE = "lecture"
-"""A topic of the course, by its name or another word of it that no other entry has."""
+"""A topic of the course, by its name or another unambiguous word."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Term:
 
 
 def entries() -> Iterator[Term]:
-    """Yield all, those of a kind together, in the order in which they are declared."""
+    """Yield all entries, grouped by kind, in the order of declaration."""
     for section in sections():
         yield Term(SECTION, section.name, section.meaning)
         yield from map(of_key, section.keys)
@@ -127,14 +127,14 @@ def _lecture(word: str) -> Mapping[str, str]:
 
 
 def files() -> Iterator[Term]:
-    """Yield every file and folder of a run; its fact is `where` it is."""
+    """Yield every file and folder of a run; its fact is `where`."""
     meant = texts_below(ast.parse(inspect.getsource(run_format)).body)
     for name, hint in get_type_hints(run_format, include_extras=True).items():
         yield Term(FILE, getattr(run_format, name), meant[name], {"where": hint.__metadata__[0]})
 
 
 def summary_keys() -> Iterator[Term]:
-    """Yield the keys of summary.json in the order of the alphabet, those of an inner object behind it."""
+    """Yield the keys of summary.json in alphabetical order, each followed by the keys of its inner object."""
     module = ast.parse(inspect.getsource(run_summary))
     classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""`fedgossip init`: a folder to begin from, with a commented experiment and its files."""
+"""`fedgossip init`: a folder to start from, with a commented experiment and its files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ TEMPLATES = {
     "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
     "research": "a graph and an algorithm of your own, compared over seeds",
 }
-"""A description of each, by its folder in fedgossip/cli/templates.  Python files end in .py.txt there."""
+"""A description of each template, by its folder in fedgossip/cli/templates.  Python files have the suffix .py.txt
+there.
+"""
 
 
 @click.command(epilog="  ".join(f"{name}: {text}." for name, text in TEMPLATES.items()))
 @click.argument("template", default="digits")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 def init(template: str, folder: Path | None) -> None:
-    """Make a FOLDER (or one that is called as the template) with a commented experiment to begin from."""
+    """Make a FOLDER (by default named as the template) with a commented experiment to start from."""
     if template not in TEMPLATES:
         raise ConfigError(f"there is no template {template!r}", nearest(template, tuple(TEMPLATES)))
     place = folder or Path(template)

@@ -1,10 +1,10 @@
-"""All output of the command line: aligned, never cut, and without anything that a terminal would obey.
+"""All output of the command line: aligned, never cut, and without control sequences for a terminal.
 
 Names, reasons and messages may be strangers' words.  All commands print by these functions; a test checks that.
 
-No reader, encoding or closed terminal ends a command.  After a reader has left (`| head`), a terminal has closed, or
-where a stream was never open, later output is lost, and the command goes on.  A letter that the encoding lacks is
-written as one that it has.  A full disk raises an error as before: its reader wants the output.
+No reader, encoding or closed terminal ends a command.  After a reader has left (`| head`), a terminal has closed, or if
+a stream was never open, later output is lost, and the command continues.  A letter that the encoding lacks is replaced
+by a similar one.  A full disk raises an error as before: its reader wants the output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def echo_json(text: str) -> None:
 
 
 def console(**options: Any) -> Console:
-    """Return a console that prints texts literally: brackets in them are no markup, and leja:ring: is no picture."""
+    """Return a console that prints texts literally: brackets in them are no markup, and leja:ring: is no emoji."""
     from rich.console import Console
     from rich.text import Text
 
@@ -55,13 +55,15 @@ def console(**options: Any) -> Console:
 
 
 def moment(at: float) -> str:
-    """Return a time of this machine's clock: the hour, and the day too where it is not today's."""
+    """Return a time of this machine's clock: the hour, and the day unless it is today."""
     then, now = time.localtime(at), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%d %b, %H:%M", then)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as lines with aligned columns; lines of a cell, which would pass for rows, are joined."""
+    """Return rows of cells as lines with aligned columns; lines within a cell are joined, because they would look like
+    rows.
+    """
     cells = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
@@ -69,7 +71,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrapped(rows: Iterable[tuple[str, str]], width: int) -> str:
-    """Return (what, sentences) as two columns; the second is wrapped, so that no line is longer than `width`."""
+    """Return (name, sentences) as two columns; the second is wrapped, so that no line is longer than `width`."""
     rows = list(rows)
     indent = max((len(what) for what, _ in rows), default=0) + 2
     lines = []
@@ -80,7 +82,7 @@ def wrapped(rows: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
-    """Send output of the block to standard error: a user's own model or data function may print."""
+    """Send output of the block to standard error: a user's model or data function may print."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -100,7 +102,7 @@ def times(count: int) -> str:
 
 
 def short(value: float | None) -> str:
-    """Return a number in four digits, a dash without one."""
+    """Return a number in four digits, a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
@@ -130,7 +132,7 @@ LETTERS = {
     "\u2264": "<=", "\u2265": ">=", "\u03b1": "alpha", "\u03b4": "delta", "\u03b5": "epsilon", "\u03bb": "lambda",
     "\u03bc": "mu", "\u03c1": "rho", "\u03c3": "sigma", "\u2502": "|", "\u2500": "-", "\u2501": "-", "\u2503": "|",
 }  # fmt: skip
-"""Letters of ours that some encodings lack, in ASCII; NFKD decomposes others, such as a narrow space."""
+"""Letters in fedgossip's texts that some encodings lack, in ASCII; NFKD decomposes others, such as a narrow space."""
 
 HANDLER = "fedgossip.nearest"
 
@@ -145,7 +147,7 @@ class _Under(Protocol):
 
 
 class _Lasting(io.RawIOBase):
-    """Writes to the underlying stream as long as that takes output."""
+    """Writes to the underlying stream as long as that accepts output."""
 
     def __init__(self, under: _Under, stream: TextIO) -> None:
         self._under, self.lost = under, False
@@ -176,7 +178,7 @@ class _Lasting(io.RawIOBase):
 
 
 def prepare() -> None:
-    """Protect the streams of this process; those replaced by other code are left alone."""
+    """Protect the streams of this process; streams replaced by other code are left unchanged."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller (>&-)
@@ -186,7 +188,7 @@ def prepare() -> None:
 
 
 def lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a stream to where `stream` leads, which lasts."""
+    """Return a protected stream with the same destination as `stream`."""
     stream.flush()
     raw = getattr(stream.buffer, "raw", stream.buffer)
     through = bool(stream.write_through)
@@ -203,7 +205,7 @@ def reader_left(stream: TextIO | None = None) -> bool:
 
 
 def hold_standard_streams() -> None:
-    """Open the null device for each standard descriptor that is closed, before a file of ours gets its number."""
+    """Open the null device for each closed standard descriptor, before another file of this process gets its number."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""`fedgossip advise mesh`: by which mesh a participant's processes take a step soonest, and which ones do not fit."""
+"""`fedgossip advise mesh`: the fastest mesh of a participant's processes, and the meshes that do not fit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 BARE_MIN = 1e6
-"""A number without a unit is of bytes, and of fewer than these it lacks its unit: no process holds a model in them."""
+"""A number without a unit is in bytes; below this minimum its unit is missing, because no process holds a model in so
+little memory.
+"""
 
 
 def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> float:
-    """Return the bytes of 16GB, say.  Raises BadParameter."""
+    """Return the bytes of a text such as 16GB.  Raises BadParameter."""
     unit = next((unit for unit in UNITS if value.lower().endswith(unit.lower())), "")
     try:
         size = float(value.removesuffix(value[-len(unit) :] if unit else "")) * UNITS.get(unit, 1.0)
@@ -37,7 +39,7 @@ def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> fl
 
 @click.group()
 def advise() -> None:
-    """Advice before a run: which mesh of processes.  (Gossip, all-reduce or a server: `fedgossip topology advise`.)"""
+    """Advice before a run: the mesh of processes.  (Gossip, all-reduce or a server: `fedgossip topology advise`.)"""
 
 
 @advise.command()
@@ -64,8 +66,8 @@ def mesh(
 ) -> int:  # fmt: skip
     """Rank the meshes of a participant's processes for the model of EXPERIMENT, by the seconds of a step.
 
-    Every mesh of data x tensor x pipeline x context is tried, with whole models and rows of them (ZeRO): what does not
-    fit the layers, the settings or the memory is refused with its reason.  Where none fits the exit code is 2.
+    Tries every mesh of data x tensor x pipeline x context, with whole models and rows of them (ZeRO).  A mesh that does
+    not fit the layers, the settings or the memory is refused with its reason.  If none fits the exit code is 2.
     """
     from fedgossip.lab.advise.mesh import MeshAsked, advised
 

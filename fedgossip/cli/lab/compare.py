@@ -1,4 +1,4 @@
-"""`fedgossip compare`: the classical ways to train in parallel, from one file, beside each other."""
+"""`fedgossip compare`: the classical methods of parallel training, compared from one file."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ Times are seconds.  apart: how far the models are from their mean at the end; co
 the run at the mean learner.  a round: as measured;
 model: as the cost model follows its steps; formula: the closed form (docs/together/paradigms.md)."""
 NOTHING = 1e-6
-"""Seconds below this are the rounding of sums."""
+"""Seconds below this are rounding errors of sums."""
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -50,13 +50,13 @@ def forecast(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Forecast the run of the file EXPERIMENT: how far its peers will disagree, and how good they will be.
+    """Forecast the run of the file EXPERIMENT: the disagreement of its peers, and their scores.
 
-    Two edges for each round, between which the consensus distance will lie, and for the three scores where they are
-    evaluated.  `fedgossip run --forecast` writes the same into the run's folder, and holds it against the run.
+    Prints two edges per round for the consensus distance, and for the three scores of evaluated rounds.  `fedgossip run
+    --forecast` writes the same into the run's folder, and compares it with the run.
 
-    `--level times` forecasts the virtual seconds of any simulated run, of those too that wait for nobody: with buffers,
-    deadlines, staleness or lost messages.
+    `--level times` forecasts the virtual seconds of any simulated run, including runs with buffers, deadlines,
+    staleness or lost messages.
     """
     if level == "times":
         _forecast_times(experiment, [*graphs, *more], overrides, seed, out, as_json=as_json)

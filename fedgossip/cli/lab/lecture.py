@@ -1,4 +1,4 @@
-"""`fedgossip lecture`: topics of a course on distributed training, each with its formula beside a run."""
+"""`fedgossip lecture`: topics of a course on distributed training, each comparing a formula with a run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ INDEX = "index.html"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def lecture(topic: str | None, answers: bool, html: Path | None, every: bool, out: Path, as_json: bool) -> int:
-    """Give the lecture on TOPIC: three paragraphs, a run, its numbers beside their formulas, three questions.
+    """Give the lecture on TOPIC: three paragraphs, a run, its numbers next to their formulas, three questions.
 
-    Without a TOPIC all are listed.  Nothing is downloaded.  Exit code 1 where a number is out of its tolerance.
+    Without a TOPIC all are listed.  Nothing is downloaded.  Exit code 1 if a number is outside its tolerance.
     """
     from fedgossip.lab.lectures.topics import name_of, topics
 

@@ -1,4 +1,4 @@
-"""`fedgossip model`: a trained model as a file for machines without torch, made smaller, and measured."""
+"""`fedgossip model`: a trained model as a file for machines without torch, compressed, and measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = click.option(
 
 @click.group()
 def model() -> None:
-    """A trained model for small machines: one ONNX file, made smaller, and measured beside torch."""
+    """A trained model for small machines: one ONNX file, compressed, and compared with torch."""
 
 
 @model.command()
@@ -75,9 +75,9 @@ def export(
 ) -> None:
     """Write MODEL, a run directory or its folder model/, as one ONNX file.
 
-    Its inputs are examples as they are read, not scaled; its outputs are those of `fedgossip predict`: probabilities,
-    or numbers in the labels' units.  Its outputs are compared with torch's before the file is kept.  --quantize static
-    finds the ranges of inner values on examples that the run's first participant trained on, or on --data.
+    Its inputs are unscaled examples; its outputs are those of `fedgossip predict`: probabilities, or numbers in the
+    labels' units.  The outputs are compared with torch's before the file is kept.  --quantize static finds the ranges
+    of inner values on examples that the run's first participant trained on, or on --data.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.edge.onnx_model import WITHIN, check_answers, check_free, graph_of, write, write_parts
@@ -224,7 +224,7 @@ def distill(
     """Train a small model on the outputs of MODEL, a run directory or its folder model/; for classification.
 
     The examples are those that the run trained on, or --data; their labels are not read.  The settings are the run's
-    [train].  The result is a model's folder: `model export`, `model bench` and `predict` take it.
+    [train].  The result is a model's folder for `model export`, `model bench` and `predict`.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.edge import compression
@@ -275,8 +275,8 @@ def bench(
 ) -> None:
     """Measure MODELS side by side: ONNX files, and runs in torch.
 
-    The run that a file was made from is measured beside it, if its directory is in the same folder; without --data all
-    are judged on its test set.
+    The source run of a file is also measured, if its directory is in the same folder; without --data all models are
+    evaluated on its test set.
     """
     from dataclasses import asdict
 
@@ -310,7 +310,7 @@ def _row(one: Any, *, exits: bool) -> list[str]:
 
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
-    """Open all models; by default the run is the one beside the first file."""
+    """Open all models; by default the run is the one next to the first file."""
     from fedgossip.lab.edge.bench import origin_of
     from fedgossip.lab.edge.onnx_model import open_onnx
     from fedgossip.learning.models.loaded_model import load_model

@@ -1,6 +1,6 @@
 """`fedgossip plot`: one figure of runs, to a file or to the terminal.
 
-On the terminal a curve is drawn by a letter of its own, in lines of text, with plain numbers on the axes.
+On the terminal each curve is drawn with its own letter, in lines of text, with plain numbers on the axes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plot(
 ) -> None:
     """Draw one number of each RUN, or of the cells of a sweep's folder, against rounds, epochs, bytes or seconds.
 
-    Runs that differ in the seed alone are one curve: their mean, and a band of its 95 % interval.
+    Runs that differ only in the seed are one curve: their mean, and a band of its 95 % interval.
     """
     from fedgossip.base import owner_files
     from fedgossip.base.errors import ConfigError
@@ -79,13 +79,13 @@ def plot(
 
 
 HEIGHT, MARGIN = 16, 11
-"""Lines of a panel; letters left of it."""
+"""Lines of a panel; letters to its left."""
 SIGNS = "ox+*#@%&=~^$"
 assert len(SIGNS) >= len(MARKERS)
 
 
 def terminal_curves(rows: Sequence[Mapping[str, Any]], x: str, width: int) -> list[str]:
-    """Return the panels of `rows`, as `learning_curves` numbers them, one below the other, at most `width` letters."""
+    """Return the panels of `rows`, as numbered by `learning_curves`, one below the other, at most `width` letters."""
     lines: list[str] = []
     labels = list(dict.fromkeys(row["curve"] for row in rows))
     for panel in dict.fromkeys(row["panel"] for row in rows):

@@ -1,4 +1,4 @@
-"""`fedgossip repro`: published numbers and claims, computed again."""
+"""`fedgossip repro`: published numbers and claims, reproduced."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EVERY, LIST = "all", "list"
 @click.option("--full", is_flag=True, help="With those that take minutes, and the folder FEDGOSSIP_DATA.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
-    """Compute published results again, and report for each number whether it agrees with the one that is
-    published, follows from the paper's formula, or was computed apart.
+    """Reproduce published results, and report for each number whether it agrees with the expected one: published, from
+    the paper's formula, or computed independently.
 
-    Exit code 1 where one does not.
+    Exit code 1 if a number does not agree.
     """
     from fedgossip.lab.repro.published import checked, chosen, known, result_of
 

@@ -1,4 +1,6 @@
-"""`fedgossip sweep`: many runs of one experiment, a grid of keys and seeds, in a folder that several can work at."""
+"""`fedgossip sweep`: many runs of one experiment, a grid of keys and seeds, in a folder that several processes can
+share.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def sweep(
 ) -> int:
     """Run the unfinished cells of the file SWEEP, and write one table and one page of all.
 
-    The same command resumes after an interruption of any kind; others may work in the same folder.
+    The same command resumes after an interruption of any kind; other processes may work in the same folder.
     """
     from fedgossip.experiment import ignored_by
     from fedgossip.lab.sweeps.folder import SweepFolder
@@ -112,7 +114,7 @@ def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
 
 
 def summary(table: SweepTable) -> list[list[str]]:
-    """Return the lines of the table that is printed: a combination each, the mean over its seeds."""
+    """Return the lines of the printed table: a combination each, the mean over its seeds."""
     rows = [[*table.keys, *table.tuned, "seeds", "mean peer", "averaged", "worst peer", "to the reference (95 %)"]]
     for name in table.combinations:
         mine = [row for row in table.rows if row["combination"] == name]

@@ -1,4 +1,4 @@
-"""`fedgossip timeline`: who computes, sends, receives and waits, as a picture."""
+"""`fedgossip timeline`: a picture of the participants' computing, sending, receiving and waiting."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def timeline(
     out: Path,
     as_json: bool,
 ) -> int:
-    """Draw the first rounds of a run, or of an experiment, which is simulated for it.
+    """Draw the first rounds of a run, or of an experiment, which is then simulated.
 
-    A lane per participant, with arrows for messages that carry vectors.  The bars of a round sum to its row in the
-    record.  Of real processes the record has seconds per round, and no single messages.
+    A lane per participant, with arrows for messages with vectors.  The bars of a round sum to its row in the record.
+    For real processes the record has seconds per round, and no single messages.
     """
     from fedgossip.base.errors import ConfigError
 

@@ -39,7 +39,7 @@ INVITE_PORT, PEER_PORT = 5699, 5700
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the present members."""
 MINUTES, FOLDER_MINUTES = 60.0, 7 * 24 * 60.0
-"""Time for people to join by sockets, and through a folder, which somebody may carry."""
+"""Default time to join in minutes, by sockets, and through a folder, which a person may carry."""
 
 
 relay_option = click.option(
@@ -140,11 +140,11 @@ def host(
     seed: int | None,
     carrier: FolderCarrier | None,
 ) -> int:
-    """Print an invite to the run that the file EXPERIMENT describes, wait for others to join, and take part: as a peer
-    of a graph, a worker of a parallel run, or the coordinator of clients.
+    """Print an invite to the run of the file EXPERIMENT, wait for others to join, and take part: as a peer of a graph,
+    a worker of a parallel run, or the coordinator of clients.
 
     Only this machine needs the file.  The same command resumes after an interruption, with the same invite.  With
-    --links folder:DIR nobody needs an address: those who join name the same folder, as they see it.
+    --links folder:DIR no participant needs an address: all use the same folder, under its path on their machine.
     """
     from fedgossip.drivers import invite_joining
     from fedgossip.drivers.participant import check_journalled, check_open_files
@@ -196,18 +196,18 @@ def host(
 
 @dataclass(frozen=True)
 class _Calls:
-    """This person's options for how this machine is called."""
+    """This person's options for the addresses of this machine."""
 
     addresses: tuple[str, ...]
     relays: tuple[str, ...]
-    """Their addresses, checked."""
+    """The relays' addresses, checked."""
     front: _Front | None
     invite_port: int | None
     port: int | None
     announce: bool
 
     def check_none(self) -> None:
-        """Raise ConfigError where a run through a folder is to be called."""
+        """Raise ConfigError if addresses are given for a run through a folder."""
         from fedgossip.base.errors import ConfigError
 
         if self.addresses or self.relays or self.front or self.invite_port or self.port:
@@ -217,7 +217,7 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What those who join meet: the text of the invite, who answers, and how the others are reached."""
+    """The objects that joining members use: the text of the invite, its server, and the addresses of the others."""
 
     invite: str
     server: InviteServer | InviteFolder
@@ -266,7 +266,7 @@ def _open_sockets(
 
 
 def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
-    """Return the first model of loops with a coordinator, that of their scripts; else None."""
+    """Return the first model of loops with a coordinator, from their script; else None."""
     if not script or plan.roles.leader is None:
         return None
     from fedgossip.drivers.loops.first_model import first_model_of
@@ -290,7 +290,7 @@ def relay_address(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Front:
-    """The relay in this process: the URL at which others call it, and where it listens."""
+    """The relay in this process: its URL for others, and its listening address."""
 
     url: str
     door: Door
@@ -338,7 +338,7 @@ def _open_front(stack: contextlib.ExitStack, front: _Front, hosted: Hosted) -> s
 def listening_at(
     stack: contextlib.ExitStack, identity: Identity, port: int, relays: Sequence[str], inside: Mapping[str, str]
 ) -> RelayClient:
-    """Let the holder of a key be called through relays, at a port of this machine."""
+    """Accept connections for the holder of a key through relays, at a port of this machine."""
     from fedgossip.net.relays.relay_client import RelayClient
 
     agent = RelayClient(identity, inside)
@@ -349,20 +349,20 @@ def listening_at(
 
 
 def report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
-    """Print why relays do not let this machine be called."""
+    """Print why relays do not forward connections to this machine."""
     for fault in agent.unreached(relays):
         echo(f"{fault}  {fault.advice}", err=True)
 
 
 def hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
-    """Reserve a port until the end; return its number.  Raises NetworkError for a requested one that is taken."""
+    """Reserve a port until the end; return its number.  Raises NetworkError for a requested port that is in use."""
     from fedgossip.net.relays.addresses import hold_port, port_of
 
     return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
 
 
 def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
-    """Announce the invite's server on this network, where possible."""
+    """Announce the invite's server on this network, if possible."""
     import ipaddress
 
     from fedgossip.base.errors import FedgossipError
@@ -403,7 +403,7 @@ def _plan(
 
 
 def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
-    """The addresses that a person has named.  Raises ConfigError."""
+    """Return the addresses that a person has given.  Raises ConfigError."""
     from fedgossip.net.endpoints import check_reachable
 
     found = [f"tcp://[{host}]:{port}" if host.count(":") > 1 else f"tcp://{host}:{port}" for host in given]
@@ -413,7 +413,7 @@ def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
 
 
 def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:
-    """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
+    """Admit people until all are present, or the time is over.  Raises TooFewPeersError."""
     shown, count, fault = "", 0, ""
     while not admission.is_ready(now := time.time()):
         if now >= admission.party.expires:

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 STOP_SECONDS = 30.0
-"""How long a script that is interrupted may take for its last words, before it is killed."""
+"""Seconds for an interrupted script to end before it is killed."""
 
 LOOK_SECONDS = 0.5
-"""Seconds between two checks of the record of the participant beside a script."""
+"""Seconds between two checks of the record of a script's participant."""
 
 
 @dataclass(frozen=True)
 class InvitedSeat:
-    """`folder` holds the endpoints, the experiment, and the run; `key` may lie elsewhere."""
+    """`folder` holds the endpoints, the experiment, and the run; `key` may be elsewhere."""
 
     plan: Plan
     node: int
@@ -55,26 +55,26 @@ class InvitedSeat:
     port: int | None = None
     """Its listening address; None without one."""
     late: bool = False
-    """The run has begun without it."""
+    """Whether the run has begun without it."""
     learning: Learning | None = None
     data: str = ""
     policy: Path | None = None
-    """Its policy as a client; without a name in the folder."""
+    """Its policy as a client; None for the one in the folder."""
     spent: Path | None = None
     script: tuple[str, ...] = ()
-    """The script of one's own training loop, and its arguments, in a run of such loops."""
+    """The script of the user's training loop, and its arguments, in a run of such loops."""
     approvals: HowLong | None = None
-    """How long approvals hold, where a client requires one: written into the new policy."""
+    """Validity of approvals, if a client requires them: written into the new policy."""
     prepare: Callable[[Path], None] | None = None
-    """Lines written into the run's folder before it begins."""
+    """Called with the run's folder before the run begins, to write lines into it."""
     gate: Gate | None = None
-    """Its site's approval of the plan, where required."""
+    """Its site's approval of the plan, if required."""
     whole: Callable[[Path], None] | None = None
     """Called with the folder of a coordinator or server at the end."""
     carrier: FolderCarrier | None = None
     """The shared folder, in place of sockets."""
     command: str = ""
-    """The command that goes on, where it is not the one that was typed."""
+    """The command that resumes, if it differs from the typed one."""
 
     @property
     def out(self) -> Path:
@@ -82,7 +82,7 @@ class InvitedSeat:
 
     @property
     def again(self) -> bool:
-        """Whether it has begun in a life before."""
+        """Whether it has begun in an earlier process."""
         from fedgossip.runs.checkpoints import incarnation_of
 
         return self.out.is_dir() and incarnation_of(self.out) >= 0
@@ -118,7 +118,7 @@ class InvitedSeat:
         return "waiting for the others" if roles.leader is None else f"calling the {roles.label(roles.leader)}"
 
     def is_over(self, code: int) -> bool:
-        """Whether the run has ended here, by the return value of `take_part`; a script may be mended and go on."""
+        """Whether the run has ended here, by the return value of `take_part`; a script may be corrected and resumed."""
         if self.carrier:
             return is_over(self.out)
         return code == 0 if self.script else code != 130
@@ -143,14 +143,14 @@ class InvitedSeat:
         return 130 if code in (-2, 130) else abs(code)
 
     def _progress(self) -> Progress:
-        """Plain lines: the script writes on the same terminal."""
+        """Return progress in plain lines: the script writes to the same terminal."""
         from fedgossip.cli.run.progress import Progress
 
         e, roles = self.plan.experiment, self.plan.roles
         return Progress(roles.label(self.node), e.rounds, roles, own=self.node, score=e.score, moving=False)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
-        """Hold a client to its first agreement, recorded in the file."""
+        """Check a client against its first agreement, recorded in the file."""
         from fedgossip.plans import compose
         from fedgossip.plans.federated import policy
         from fedgossip.plans.federated.federation import FederationPlan
@@ -180,7 +180,7 @@ class NewRows:
         self._tail.offset = record.stat().st_size if record.exists() else 0
 
     def pass_on(self) -> None:
-        """Pass on the rows that are new; a line that is no row is passed over."""
+        """Pass on the new rows; a line that is no row is skipped."""
         import msgspec
 
         from fedgossip.base.decoding import UnreadableError, from_json
@@ -196,8 +196,8 @@ def ended_script(
 ) -> int:
     """Start a script, wait for its end and return its exit code; call `beside` every LOOK_SECONDS until then.
 
-    A signal to end interrupts the script: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
-    not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
+    A signal to end interrupts the script.  The script is in a separate process group, so that Ctrl-C reaches it once.
+    If it has not ended STOP_SECONDS later, or at a second Ctrl-C, it is killed.
     """
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     watch = signals.GroupWatch()
@@ -223,7 +223,7 @@ def ended_script(
 
 
 def keep_experiment(plan: Plan, folder: Path) -> Path:
-    """Write the experiment, as the run is to have it, where commands find it; return the file."""
+    """Write the experiment with its overrides to the place where commands find it; return the file."""
     import tomli_w
 
     from fedgossip.runs.run_directory import write_whole
@@ -233,7 +233,7 @@ def keep_experiment(plan: Plan, folder: Path) -> Path:
 
 
 def invite_text(invite: tuple[str, ...]) -> str:
-    """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
+    """Return the text of an invite, read from a file or standard input if these are given.  Raises ConfigError."""
     from fedgossip.base import outside_files
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.invites.invitation import LETTERS_MAX, PREFIX
@@ -251,7 +251,7 @@ def invite_text(invite: tuple[str, ...]) -> str:
 
 
 def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
-    """Return the script that a person has named, and its arguments.  Raises ConfigError where it does not fit."""
+    """Return the given script, and its arguments.  Raises ConfigError if the experiment does not fit it."""
     from fedgossip.base.errors import ConfigError
 
     script = tuple(shlex.split(words))

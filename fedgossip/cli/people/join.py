@@ -113,13 +113,13 @@ def join(
     invite_port: int,
     carrier: FolderCarrier | None,
 ) -> int:
-    """Take part in the run that INVITE is for; without it, list the organisers announced here.
+    """Take part in the run of INVITE; without it, list the organisers announced here.
 
-    INVITE is a text that begins with fg1-, a file that holds it, or "-": then it is read from a prompt, or from
-    standard input.  As a text it stands in the list of processes, where every user of this machine can read it.
+    INVITE is a text that begins with fg1-, a file with this text, or "-": then it is read from a prompt, or from
+    standard input.  As a text it is in the list of processes, where every user of this machine can read it.
 
     The proposed run is shown first; nothing of it runs, or is written, before you agree.  The same command resumes
-    after an interruption.  An invite to a folder needs --links folder:DIR, where this machine sees that folder.
+    after an interruption.  An invite to a folder needs --links folder:DIR, with the folder's path on this machine.
     """
     from fedgossip.base.errors import NetworkError
     from fedgossip.drivers import invite_joining, proposals
@@ -186,7 +186,7 @@ def calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) 
 
 
 def _command(invite: tuple[str, ...], place: Joined) -> str:
-    """Return the command that goes on after the consent."""
+    """Return the command that resumes after the consent."""
     words = [word for word in sys.argv[1:] if word not in (*invite, "--yes")]
     return shlex.join(["fedgossip", *words, str((place.path / run_format.INVITE_TEXT).resolve()), "--yes"])
 
@@ -209,7 +209,7 @@ class OwnMachine:
     model: str = ""
 
     def check_place(self, experiment: Experiment) -> None:
-        """Raise ConfigError where no place, or a wrong one, is named in a run with tiers, or one in another run."""
+        """Raise ConfigError for a missing or wrong place in a run with tiers, and for a place in another run."""
         from fedgossip.base.errors import ConfigError
         from fedgossip.experiment import FederatedExperiment
 
@@ -413,7 +413,7 @@ def _take_part(
         port = _held(stack, place, own.port) if listens else None
         address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
-        # an unreadable file, an impossible model is reported before the wait
+        # an unreadable file or an impossible model is reported before the wait
         learning = proposals.learning_of(plan, first, own.data, own.model)
         proposals.keep_model(plan.experiment, place.path, own.model)
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
@@ -439,7 +439,7 @@ def _take_part(
 
 
 def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent: RelayClient | None) -> None:
-    """Let members below ask the organiser through this machine; print their invite."""
+    """Forward requests of members below to the organiser; print their invite."""
     from dataclasses import replace
 
     from fedgossip.net.invites.invitation import written
@@ -466,7 +466,7 @@ def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:
 
 
 def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
-    """Hold the port of this member, the same in every life; return its number."""
+    """Reserve the port of this member, the same in every process; return its number."""
     from fedgossip.net.relays.addresses import hold_port, port_of
     from fedgossip.runs.run_directory import write_whole
 
@@ -479,7 +479,7 @@ def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int
 def _whereabouts(
     client: Asking, plan: Plan, own: OwnMachine, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
-    """Return the member's own address for others, and our routes to them."""
+    """Return the member's address for others, and the routes to them."""
     from fedgossip.drivers.invite_joining import ways_of
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.relays.addresses import Whereabouts

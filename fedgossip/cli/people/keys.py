@@ -22,7 +22,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
-    """Return the path of a key or policy of this user's own: named by the command, or with the user's mark."""
+    """Return the path of a key or policy of this user: given on the command line, or marked by this user."""
     usual = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.DEFAULT
     if usual and path.exists():
         from fedgossip.net.identity import Identity
@@ -33,13 +33,13 @@ def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
 
 
 def key_option(meaning: str, usual: Path = DEFAULT, name: str = "--key") -> Option:
-    """The option of a key of this user's own."""
+    """Return the option for a key of this user."""
     return click.option(name, f"{usual.stem}_key" if usual != DEFAULT else "key", type=click.Path(path_type=Path),
                         default=usual, show_default=True, callback=_own, help=meaning)  # fmt: skip
 
 
 def policy_option(meaning: str) -> Option:
-    """The option of the policy of this user's own."""
+    """Return the option for the policy of this user."""
     return click.option("--policy", type=click.Path(path_type=Path), default=POLICY, show_default=True,
                         callback=_own, help=meaning)  # fmt: skip
 
@@ -139,9 +139,9 @@ def organiser(out: Path) -> None:
 @keys.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def own(path: Path) -> None:
-    """Take PATH as your own: a key, a policy, or the folder of `host` or `join`, moved here or made elsewhere.
+    """Mark PATH as your own: a key, a policy, or the folder of `host` or `join`, moved here or made elsewhere.
 
-    What you have not made yourself somebody else can read and choose: a stranger's key speaks in your name.
+    Files that you have not made yourself may be known to, or chosen by, others: a stranger's key signs in your name.
     """
     import tomllib
 
@@ -193,7 +193,7 @@ def admit(peer_block: Path, organiser_key: Path) -> None:
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="The member that is to go.")
 @_ORGANISER
 def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
-    """Print the [[revoked]] block that removes the member K of ENDPOINTS, for ever.
+    """Print the [[revoked]] block that removes the member K of ENDPOINTS permanently.
 
     Put it at the end of endpoints.toml of any member; it may run meanwhile, and informs the others.  ENDPOINTS is a
     file with that member's [[peer]] block.

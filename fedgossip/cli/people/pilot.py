@@ -56,15 +56,15 @@ if TYPE_CHECKING:
     from fedgossip.plans.federated.federation import FederationPlan
 
 BY_INVITE = -1
-"""Participant in the log of decisions of a site, whose number is given to it later."""
+"""Placeholder in a site's log of decisions for its participant number, which is assigned later."""
 
 
 @click.group()
 def pilot() -> None:
     """The whole pilot of a federation: describe, agree, plan, approve, train or fit, judge, release.
 
-    `host` at the coordinator and `join` at each site walk through the steps, ask at each what people must decide, and
-    type the command of each.  The same command goes on after an interruption.
+    `host` at the coordinator and `join` at each site lead through the steps, ask for each decision, and type the
+    commands.  The same command resumes after an interruption.
     """
 
 
@@ -105,8 +105,9 @@ def host(
     answers: Path | None,
     patience: float,
 ) -> int:
-    """Print an invite to the pilot that the file EXPERIMENT describes, wait for its sites, and lead them through it as
-    their coordinator.  Only this machine needs the file."""
+    """Print an invite to the pilot of the file EXPERIMENT, wait for its sites, and lead them through it as their
+    coordinator.  Only this machine needs the file.
+    """
     from fedgossip.drivers import invite_joining
     from fedgossip.drivers.proposals import experiment_of, hash_of_proposal, keep_test, proposal_of
     from fedgossip.net.endpoints import TCP
@@ -152,7 +153,7 @@ def host(
 
 
 def _shared(experiment: Path, overrides: tuple[str, ...]) -> tuple[SharedExperiment, StatedModel]:
-    """Return an experiment as it travels, and the size of what is sent first."""
+    """Return an experiment as sent, and the size of the first message."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.sites.plan import stated_of
     from fedgossip.drivers.proposals import shared_tables
@@ -218,7 +219,7 @@ def join(
     answers: Path | None,
     patience: float,
 ) -> int:
-    """Take part, as a site, in the pilot that INVITE is for; INVITE is a text, a file, or "-", as for `fedgossip join`.
+    """Take part, as a site, in the pilot of INVITE: a text, a file, or "-", as for `fedgossip join`.
 
     The proposed pilot is shown first; nothing of it runs, or is written, before you agree, and no number of your table
     leaves before you have approved its plan.
@@ -248,7 +249,7 @@ def join(
 def _joined(
     stack: contextlib.ExitStack, invitation: Invitation, place: Joined, data: Path | None, given: Mapping[str, str]
 ) -> Walk | None:
-    """Join, if not done in an earlier life, and return the walk; None where this person declines."""
+    """Join, unless an earlier process has, and return the walk; None if this person declines."""
     from fedgossip.base.errors import ConfigError, NetworkError
     from fedgossip.drivers import invite_joining, proposals
     from fedgossip.plans import compose

@@ -1,15 +1,15 @@
-"""The steps of a pilot, at the coordinator and at a site: commands, and what people decide between them.
+"""The steps of a pilot, at the coordinator and at a site: commands, and people's decisions between them.
 
     site         describe  plan  agree  [fit-plan]  train or fit  [judge]  hand-over
     coordinator            plan  agree              train or fit  [judge]  release
 
-Both lists follow from the experiment alone, so that both ends know which step is next.  A step is commands of the
-command line and questions: no step has a mechanism of its own.  In a command `new:NAME` is a folder to make, and
-`of:NAME` the folder of that name made last.
+Both lists depend only on the experiment, so both ends know the next step.  A step consists of commands of the command
+line and questions, and has no mechanism besides them.  In a command `new:NAME` is a folder to make, and `of:NAME` the
+last folder made with that name.
 
 `Walk` runs them: every answer and every command is a line of a signed log, decisions/audit.jsonl, which is both the
 state from which the walk resumes and the record of each decision.  A command is typed in the pilot's folder exactly as
-it is printed, so a reader can type it.
+printed, so a reader can type it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ YES, MAYBE, WORDS, PATH = "yes", "maybe", "words", "path"
 """Kinds of an answer: a no to YES ends the pilot here, a no to MAYBE is noted; WORDS; a file or a folder."""
 NO = "no"
 DAYS = "90"
-"""Days for which an approval holds."""
+"""Default validity of an approval in days."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PilotStep:
     name: str
     what: str
     shown: Sequence[Words] = ()
-    """Commands before the questions: they show what is decided, and send nothing."""
+    """Commands before the questions: they show the subject of the decision, and send nothing."""
     asked: Sequence[Question] = ()
     typed: Callable[[Answers], Sequence[Words]] = lambda _: ()
     """Commands that follow from the answers."""
@@ -73,16 +73,16 @@ class PilotStep:
 
 @dataclass(frozen=True)
 class PilotFacts:
-    """The properties of an experiment by which its steps differ."""
+    """The properties of an experiment that determine its steps."""
 
     federated: bool
-    """The sites agree on statistics first."""
+    """Whether the sites agree on statistics first."""
     fit: bool
-    """A model is fitted by sums instead of trained."""
+    """Whether a model is fitted by sums instead of trained."""
     judged: bool
-    """The sites can judge the model together."""
+    """Whether the sites can evaluate the model together."""
     budget: bool
-    """Each record has a budget of privacy."""
+    """Whether each record has a privacy budget."""
     secure: bool
 
 
@@ -105,7 +105,7 @@ class PilotSite:
     """Options of a command that waits for the others."""
     key: str
     ledger: str
-    """Paths from the pilot's folder: the ledger of a site outlives a pilot."""
+    """Path of the site's ledger from the pilot's folder: it outlives a pilot."""
 
 
 def site_steps(facts: PilotFacts, site: PilotSite) -> Sequence[PilotStep]:
@@ -164,7 +164,7 @@ def site_steps(facts: PilotFacts, site: PilotSite) -> Sequence[PilotStep]:
 
 
 HANDED = {False: "run", True: "fit-log"}
-"""By whether the model is a fit: the folder of a site of which a release has the log and the approval."""
+"""Folder of a site whose log and approval a release includes, by whether the model is a fit."""
 
 
 def coordinator_steps(facts: PilotFacts, name: str, waits: Words) -> Sequence[PilotStep]:
@@ -210,11 +210,11 @@ LETTERS = 1000
 WHOLE = (0, 9)
 """Exit codes of a command that reached its end; 9: with fewer sites than the experiment names."""
 DECLINED = 4
-"""Exit code of a pilot in which this participant has said no."""
+"""Exit code of a pilot that this participant has declined."""
 
 
 def read_answers(path: Path | None) -> Mapping[str, str]:
-    """Return the answers in a file, NAME = "text" of each question; none without one.  Raises ConfigError."""
+    """Return the answers in a file, NAME = "text" of each question; none without a file.  Raises ConfigError."""
     if path is None:
         return {}
     advice = 'Write a line for each question: records = "yes"'
@@ -233,9 +233,9 @@ class PilotAnswer:
 
 
 def answer_to(question: Question, given: Mapping[str, str], base: Path) -> PilotAnswer:
-    """Return the answer to a question, of the file of answers or of a person; paths are relative to `base`.
+    """Return the answer to a question, from the file of answers or a person; paths are relative to `base`.
 
-    Raises ConfigError for one that is none, and where nobody can answer.
+    Raises ConfigError for an invalid answer, and if no person can answer.
     """
     source = "file" if question.name in given else "terminal"
     text = given[question.name] if source == "file" else _prompted(question)
@@ -266,7 +266,7 @@ def _checked(question: Question, answer: str, base: Path) -> str:
 
 
 def _is_unfinished(folder: Path) -> bool:
-    """Return whether the fit in a folder is not at its end; the same code is that of a fit of fewer sites."""
+    """Return whether the fit in a folder is unfinished; a fit of fewer sites has the same exit code."""
     from fedgossip.sites.fits.fit_files import read_fit
 
     try:
@@ -278,14 +278,16 @@ def _is_unfinished(folder: Path) -> bool:
 
 @dataclass
 class Walk:
-    """One participant's way: `folder` holds all its files; relative paths in answers are of the folder it began in."""
+    """One participant's walk: `folder` holds all its files; relative paths in answers refer to the
+    folder of its start.
+    """
 
     folder: Path
     log: AuditLog
     answers: Mapping[str, str]
 
     def follow(self, steps: Sequence[PilotStep]) -> int:
-        """Take the steps that are open; return the exit code.  Raises FedgossipError, of a step that failed."""
+        """Take the open steps; return the exit code.  Raises FedgossipError of a failed step."""
         for place, step in enumerate(steps, 1):
             if step.name in self._past(DONE):
                 continue
@@ -404,7 +406,7 @@ class Walk:
         return next(one for one in self._names(name) if not (self.folder / one).exists())
 
     def last(self, name: str) -> str:
-        """Return the folder of this name that was made last: a failed command leaves its own."""
+        """Return the last folder made with this name: a failed command leaves its own."""
         last = name
         for one in self._names(name):
             if not (self.folder / one).exists():

@@ -67,8 +67,8 @@ def relay(
 ) -> int:
     """Run a relay on a machine that every peer can reach, until Ctrl-C.
 
-    Peers behind NAT keep a connection to it and are connected through it; it sees the ends and sizes of calls, and
-    ciphertext.
+    Peers behind NAT keep a connection to it and are connected through it.  The relay can read the ends and sizes of
+    connections, and ciphertext.
     """
     from fedgossip.net.relays.relay import Door, Limits, Relay, tls_of
     from fedgossip.net.relays.roster_file import Roll

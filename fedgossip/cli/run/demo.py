@@ -1,6 +1,6 @@
 """`fedgossip demo`: the whole idea in under a minute, offline, on real data.
 
-With --chaos, real processes are killed, suspended and parted while they learn, and learn on.
+With --chaos, real processes are killed, suspended and disconnected while they learn, and continue to learn.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _graphs(seed: int, rounds: int, out: Path | None) -> int:
 
 
 def experiment(title: str, graph: str, seed: int, rounds: int) -> dict[str, Any]:
-    """The demo's experiment on one graph."""
+    """Return the demo's experiment on one graph."""
     return {
         "name": title,
         "seed": seed,
@@ -158,7 +158,7 @@ PEERS = 8
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 LINKS = {"kind": "delay", "seconds": 0.1}
-"""Every message takes a tenth of a second, as over an ocean: a round lasts about as long on every computer."""
+"""Every message takes a tenth of a second, as over an ocean: a round takes about as long on every computer."""
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "slow", "peers": [6], "factor": 5.0, "start": 1.0},
@@ -198,7 +198,7 @@ def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
 
 
 def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> Any:
-    """The experiment, with these faults."""
+    """Return the experiment with these faults."""
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
@@ -263,7 +263,7 @@ STYLES = {"learning": "green", "done": "green", "killed": "red", "failed": "red"
 
 
 class PeerTable:
-    """The peers and their faults: a table that moves on a terminal, plain lines elsewhere.  A context manager."""
+    """The peers and their faults: a live table on a terminal, plain lines elsewhere.  A context manager."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -344,7 +344,7 @@ class PeerTable:
         return f"rounds of all peers: {each} of {self.rounds}; accuracy {_percent(self.averaged).strip()}"
 
     def table(self) -> Table:
-        """The peers as they are now."""
+        """Return the present table of the peers."""
         from rich.table import Table
         from rich.text import Text
 

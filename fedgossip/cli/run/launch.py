@@ -1,6 +1,6 @@
 """`fedgossip launch`: starts every participant of a run.
 
-launch SCRIPT                       a script with a training loop of its own, once per peer
+launch SCRIPT                       a script with the user's training loop, once per peer
 launch EXPERIMENT --on slurm|ray    every participant of an experiment, on the nodes of a cluster
 """
 
@@ -259,7 +259,7 @@ ENGINE_OF = {
     "address": "ray",
     "gpus": "ray",
 }
-"""The options that one engine alone has."""
+"""The options of a single engine."""
 
 
 @click.command(name="launch")

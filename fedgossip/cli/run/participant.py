@@ -1,7 +1,7 @@
-"""One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common.
+"""One participant of a run over several machines: the common part of `peer`, `worker`, `server`, `client`, ...
 
-The options --portable, of commands that take part in an experiment, and --run-code, of those that read untrusted files,
-are declared here as well.
+Also declares the options --portable, of commands that take part in an experiment, and --run-code, of those that read
+untrusted files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Command = Callable[..., Any]
 
 
 def web_options(command: Command) -> Command:
-    """Let a command that calls relays take --proxy and --ca, for those by the web."""
+    """Add --proxy and --ca, for relays by the web, to a command that connects to relays."""
 
     @click.option(
         "--proxy",
@@ -65,7 +65,7 @@ def web_options(command: Command) -> Command:
 
 
 def options(command: Command) -> Command:
-    """The options of every participant."""
+    """Add the options of every participant."""
     given: list[Callable[[Command], Command]] = [
         click.option("--endpoints", type=click.Path(path_type=Path), required=True,
                      help="File with all participants' ids, addresses and public keys."),
@@ -83,16 +83,16 @@ def options(command: Command) -> Command:
 
 
 PATIENCE_HOURS = 72.0
-"""The least wait for a missing participant over a folder: people carry it, or cron looks once a day."""
+"""Minimum wait for a missing participant over a folder: people carry it, or cron runs once a day."""
 
 FOLDER = "folder:"
 
 SUMMING = "fit", "data", "evaluate"
-"""The commands that compute sums over all sites, by their first words: they go on by themselves."""
+"""The commands that compute sums over all sites, by their first words: they resume without an option."""
 
 
 def folder_options(command: Command) -> Command:
-    """The options of a participant that may exchange messages through a folder.
+    """Add the options of a participant that may exchange messages through a folder.
 
     The command receives `carrier`, None for sockets.
     """
@@ -131,13 +131,13 @@ def _carrier(links: str, poll: float, once: bool, patience: float) -> FolderCarr
 
 
 def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:
-    """Return who needs an address in the endpoints: nobody over a folder."""
+    """Return the test whether a participant needs an address in the endpoints; over a folder none does."""
     return plan.roles.listens if carrier is None else lambda _: False
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One participant, as the command line names it."""
+    """One participant, as given on the command line."""
 
     experiment: Path
     plan: Plan
@@ -154,19 +154,19 @@ class Participant:
     join: bool = False
     policy: Policy | None = None
     learning: tuple[LocalTask, DataShares] | None = None
-    """The task, where it has been made already."""
+    """The task, if already created."""
     prepare: Callable[[Path], None] | None = None
     """Called with its folder before the run begins."""
     gate: Gate | None = None
     """Its site's approval of the plan, if obtained already; every other learner requests it in `take_part`."""
     limits: HowLong | None = None
-    """How long approvals hold by the site's policy; None where no policy requires one."""
+    """Validity of approvals by the site's policy; None if no policy requires one."""
     request: Callable[[], ApprovalRequest] | None = None
     """The plan that its site must have approved; None: the plan of this run."""
     data: str = ""
-    """The source of its own data, where the experiment names none."""
+    """The source of its own data, if the experiment names none."""
     spent: Path | None = None
-    """File of its spent privacy budget; None: beside the key."""
+    """File of its spent privacy budget; None: next to the key."""
     ways: Ways | None = None
     carrier: FolderCarrier | None = None
     trace_bytes: int = 0
@@ -267,7 +267,7 @@ class Participant:
         return ended.exit_code
 
     def _gate(self) -> Gate | None:
-        """Request this site's approval, where its messages could contain records."""
+        """Request this site's approval, if its messages could contain records."""
         from fedgossip.cli.sites.approval import approved
 
         if self.node >= self.plan.learners:
@@ -329,7 +329,7 @@ class Participant:
         echo(shlex.join(words), err=True)
 
     def _print_closing(self, folder: Path, ended: PeerEnded) -> None:
-        """Print failures and their causes, the model's quality, and its place."""
+        """Print failures and their causes, the model's quality, and its path."""
         from fedgossip.core.records import PeerRow, read_rows
         from fedgossip.runs.summary import refusals
 
@@ -374,14 +374,14 @@ def _print_open_relays(addresses: Sequence[str]) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run by folder has ended here, and the others have fetched all that this participant sent."""
+    """Whether a run by folder has ended here, and the others have fetched all files from this participant."""
     return (folder / ENDED).exists() and not (folder / JOURNAL).exists()
 
 
 def write_step(folder: Path, command: str) -> None:
-    """Write the command that goes on, and the folder that it was given in, for `fedgossip step`, with this user's mark.
+    """Write the resuming command, and its folder, for `fedgossip step`, with this user's mark.
 
-    A folder from somebody else must not choose a command, with `join --yes` or an experiment that names code.
+    Another person's folder must not choose a command, such as `join --yes` or an experiment that names code.
     """
     from fedgossip.base.owner_files import mark_of
     from fedgossip.runs.run_directory import write_whole
@@ -396,7 +396,7 @@ def write_step(folder: Path, command: str) -> None:
 
 
 def step_content(words: Sequence[str], place: str) -> bytes:
-    """Return what the mark of a command, and of the folder that it is given in, is of."""
+    """Return the content that a command's mark covers: the command and its folder."""
     return json.dumps([list(words), place]).encode()
 
 
@@ -411,7 +411,9 @@ def _line(folder: Path) -> str:
 run_code_option = click.option(
     "--run-code", is_flag=True, help="Allow the files to name code to run, and places to write to."
 )
-"""Without it nothing is imported that a run directory, a trace or a model's folder names, and no record sent there."""
+"""Without it no code is imported that a run directory, a trace or a model's folder names, and no record is sent to a
+place named there.
+"""
 
 trace_limit_option = click.option(
     "--trace-limit",
@@ -424,7 +426,7 @@ trace_limit_option = click.option(
 
 
 def portable_option(command: Command) -> Command:
-    """Let a command that has `--set`, as `overrides`, take `--portable` too."""
+    """Add `--portable` to a command that has `--set`, as `overrides`."""
 
     @click.option("--portable", is_flag=True, help="The same bits on unlike processors: --set train.portable=true.")
     @functools.wraps(command)

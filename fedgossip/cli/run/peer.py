@@ -63,7 +63,7 @@ def peer(
     trace_limit: float,
     carrier: FolderCarrier | None,
 ) -> int:
-    """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
+    """Be peer K of the run of the file EXPERIMENT; every machine needs the same file."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers.members import check_open
     from fedgossip.experiment import load_experiment
@@ -135,9 +135,9 @@ def coordinator(
     resume: bool,
     carrier: FolderCarrier | None,
 ) -> int:
-    """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file.
+    """Be the coordinator of the federated run of the file EXPERIMENT; every client needs the same file.
 
-    With coordinator.tiers, the root; with --id the leaf coordinator of that id, which calls the root.
+    With coordinator.tiers, the root; with --id the leaf coordinator of that id, which connects to the root.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
@@ -170,7 +170,7 @@ def coordinator(
 
 
 def _first_model(plan: FederationPlan, script: str) -> Described | None:
-    """Return the first model of the clients' loops, if they are loops."""
+    """Return the first model of the clients' loops; None without loops."""
     from fedgossip.cli.people.invited import script_of
 
     words = script_of(plan.experiment, script)
@@ -207,8 +207,9 @@ def client(
     resume: bool,
     carrier: FolderCarrier | None,
 ) -> int:
-    """Be client K of the federated run that the file EXPERIMENT describes.  It calls the coordinator, and needs no
-    open port."""
+    """Be client K of the federated run of the file EXPERIMENT.  It connects to the coordinator, and
+    needs no open port.
+    """
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose
@@ -287,7 +288,7 @@ BIND = click.option(
 @participant.options
 @BIND
 def worker(experiment: Path, node: int, **given: Any) -> int:
-    """Be worker K of the parallel run that the file EXPERIMENT describes; every machine needs the same file."""
+    """Be worker K of the parallel run of the file EXPERIMENT; every machine needs the same file."""
     return _take_part("worker", experiment, node, **given)
 
 
@@ -297,7 +298,7 @@ def worker(experiment: Path, node: int, **given: Any) -> int:
 @participant.options
 @BIND
 def server(experiment: Path, node: int | None, **given: Any) -> int:
-    """Be a server of the parallel run that the file EXPERIMENT describes: mapreduce, or a parameter server.
+    """Be a server of the parallel run of the file EXPERIMENT: mapreduce, or a parameter server.
 
     Ids are counted through the run: with 4 workers, 0 to 3, servers are 4, 5, ...
     """
@@ -309,7 +310,7 @@ def server(experiment: Path, node: int | None, **given: Any) -> int:
 @participant.options
 @BIND
 def manager(experiment: Path, **given: Any) -> int:
-    """Be the manager of a parameter server with copies, of the run that the file EXPERIMENT describes.
+    """Be the manager of a parameter server with copies, of the run of the file EXPERIMENT.
 
     Its id is the last of the run.
     """
@@ -401,10 +402,10 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--every", metavar="TIME", callback=_seconds, help="Stay, and go on so often: 30s, 10m, 2h, 1d.")
 def step(run: Path, every: float | None) -> int:
-    """Do what participant RUN can do now with the messages of its folder, and end: for cron, or a USB stick.
+    """Process the messages in the folder of participant RUN as far as possible, and end: for cron, or a USB stick.
 
     RUN is the folder that a participant's command made with --links folder:DIR (--out), or the folder run in that of
-    `host` or `join`.  The exit code is 0 while the run goes on, and that of the participant when it has ended.
+    `host` or `join`.  The exit code is 0 while the run continues, and the participant's when it has ended.
     """
     from fedgossip.base.errors import NetworkError
 
@@ -426,7 +427,9 @@ def step(run: Path, every: float | None) -> int:
 
 
 def _command_in(run: Path) -> tuple[list[str], str]:
-    """Return the command that goes on, and its folder.  Raises ConfigError for one that this user has not written."""
+    """Return the command that resumes, and its folder.  Raises ConfigError for a command that this user has not
+    written.
+    """
     import shlex
 
     from fedgossip.base import outside_files

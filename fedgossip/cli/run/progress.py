@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: a line that moves on a terminal, plain lines elsewhere.
+"""The progress of a run on stderr: a live line on a terminal, plain lines elsewhere.
 
 Events are printed in words: the record holds their names and values, `event_kinds` the templates.
 """
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 EVENTS_SHOWN = 10
-"""Maximum number of events that are printed one by one; metrics.jsonl has them all, with those that repeat."""
+"""Maximum number of events printed one by one; metrics.jsonl has all events, including repeated ones."""
 
 BAR, NARROW, NARROW_BAR = 24, 100, 10
-"""Width of the bar; and on terminals of fewer columns than the second."""
+"""Width of the bar; and, on terminals with fewer columns than the second, the third."""
 
 PLAIN_SECONDS = 2.0
 """Seconds between two plain lines."""
@@ -64,9 +64,9 @@ class Progress:
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, roles.learners, 0.0, 0)
         self._printed = 0
-        """The round of the last network row that a line had."""
+        """The round of the last printed network row."""
         self._scored: tuple[float, int] | None = None
-        """The accuracy that was measured last, and its round."""
+        """The last measured accuracy, and its round."""
         self._printed_at = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -93,7 +93,7 @@ class Progress:
             case NetworkRow():
                 if row.measured or not self._last.measured:  # without a test, each round reports
                     self._last = row
-                # a score is news once on lines that stay, and that of round 0 never: it reads as if nothing was learned
+                # a line that stays shows each score once, and never that of round 0: it reads as if nothing was learned
                 stale = row.round > self._last.round <= (0 if self._bar else self._printed)
                 shown = row if stale else self._last
                 if self._moved(row.round, describe(shown, self.roles, row.round, self.score)):
@@ -114,7 +114,7 @@ class Progress:
         return False
 
     def _known(self, row: EventRow) -> bool:
-        """Whether the event repeats that of the round before."""
+        """Whether the event repeats one of the previous round."""
         if row.name != "missed":
             return False
         before, self._missed[row.peer] = self._missed.get(row.peer), (row.round, row.value)
@@ -137,7 +137,7 @@ class Progress:
 
 
 def _bar(shown: Console) -> Any:
-    """A bar of one line; a narrow terminal cuts the end of the news."""
+    """Return a bar of one line; a narrow terminal cuts the end of its text."""
     from rich import progress
     from rich.table import Column
 
@@ -151,7 +151,7 @@ def _bar(shown: Console) -> Any:
 
 
 def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
-    """The state of the network in a few words; where one leads, that of the global model.
+    """Return the state of the network in a few words; with a coordinator, that of the global model.
 
     The words name the round of a row that is older than round `now`.
     """
@@ -176,7 +176,7 @@ def _three_digits(value: float | None) -> str:
 
 
 def describe_own(row: PeerRow, scored: tuple[float, int] | None, roles: Roles = PEERS, score: Score = ACCURACY) -> str:
-    """The state of one participant in a few words; `scored` is the last that it measured, and in which round."""
+    """Return the state of one participant in a few words; `scored` is its last measurement, and the round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if scored is not None and (scored[1] or not row.round):  # that of round 0 is of before the training
         value, round = scored
@@ -198,7 +198,7 @@ Label = Callable[[NodeId], str]
 
 @dataclass(frozen=True)
 class _Member:
-    """A number, which is a participant's where a template asks for the `member`."""
+    """A number, formatted as a participant's if a template asks for the `member`."""
 
     node: int
     label: Label
@@ -216,7 +216,7 @@ class _Known(dict[str, object]):
 
 
 def words_for(roles: Roles) -> Callable[[EventRow], str]:
-    """Return the function that words events, for peers or for a coordinator and its clients."""
+    """Return the function that describes events, for peers or for a coordinator and its clients."""
     return event_text if roles.leader is None else partial(federated_text, label=roles.label)
 
 
@@ -226,7 +226,7 @@ def event_text(row: EventRow) -> str:
 
 
 def client(node: NodeId) -> str:
-    """Return the name of a participant below a coordinator, where all of them are clients."""
+    """Return the name of a participant below a coordinator, if all of them are clients."""
     return f"client {node}"
 
 

@@ -1,4 +1,4 @@
-"""`fedgossip replay`: feed fresh machines the events of the machines of a real run."""
+"""`fedgossip replay`: feeds the recorded events of a real run to new machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, run_code:
     """Replay RUN: a run directory, a peer's folder or a trace.
 
     Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
-    with code 1 then.  A peer that was started again has a trace of each life that was recorded.
+    with code 1 then.  A restarted peer has a trace of each recorded process.
     """
     from fedgossip.drivers.replay import lives_of, replay_trace, traces_of
 

@@ -147,8 +147,8 @@ def concluded(
     """Complete a run by `drive`, print the result, and return the exit code: the common end of `run`, `launch` and
     `place`.
 
-    After a stop the last line is the command that resumes: `again`, by default that of the folder `path`. `resumable`:
-    whether the run in a folder can go on, which a stop in its first seconds prevents.
+    After a stop the last line is the command that resumes: `again`, by default that of the folder `path`.  `resumable`:
+    whether the run in a folder can resume, which a stop in its first seconds prevents.
     """
     from fedgossip.drivers import resume
 
@@ -167,7 +167,7 @@ def concluded(
 
 
 def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
-    """Return the processes of a local run: they import while we do."""
+    """Return the processes of a local run: they import while this process does."""
     if on != "local":
         return contextlib.nullcontext()
     from fedgossip.drivers.peer_processes import processes_for
@@ -245,7 +245,7 @@ def show(finished: Run, *, report: bool = True) -> None:
 
 
 def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, str]]:
-    """Return the lines of a run's summary, each a name and the value in words.  Some values are in its record alone."""
+    """Return the lines of a run's summary, each a name and the value in words.  Some values are only in its record."""
     from fedgossip.core.records import PeerRow
     from fedgossip.report.page.numbers import data_size
 
@@ -304,7 +304,7 @@ def _events(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
-    """Return the last lines: whether the run is whole, its scores, the model's place."""
+    """Return the last lines: whether the run is complete, its scores, the model's path."""
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []
     if folder:
@@ -392,13 +392,13 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
 
 
 def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the clients' last measurements, of the model of the round before."""
+    """Return the clients' last measurements, of the previous round's model."""
     tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 
 def _own(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the scores of the peers' own models."""
+    """Return the scores of the peers' personal models."""
     own = summary.get("personal")
     if own is None and summary.get("exchanged") == "logits":
         return [("own models", "not measured: data.local_test keeps examples apart for that")]
@@ -517,7 +517,7 @@ def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
 
 
 def _ways(plan: Plan, task: LocalTask) -> Mapping[str, int]:
-    """Return the bytes of the fullest process by ddp and ZeRO's stages; nothing without parts of a batch."""
+    """Return the bytes of the fullest process by ddp and ZeRO's stages; empty without parts of a batch."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.settings import HOGWILD
 

@@ -1,4 +1,4 @@
-"""`fedgossip runs`, `collect`, `report` and `table` read what past runs left."""
+"""`fedgossip runs`, `collect`, `report` and `table` read the files of past runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _roles(run: dict[str, Any]) -> Roles:
-    """Return the participants; peers where a summary has no valid ones."""
+    """Return the participants; peers if a summary has no valid ones."""
     try:
         return roles_in(run)
     except ValueError:
@@ -84,7 +84,7 @@ def _rounds(run: dict[str, Any]) -> str:
 _OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
 _OPTIONAL = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
-"""Keys that are copied where a file has them."""
+"""Keys that are copied if a file has them."""
 
 
 def _found(folder: Path) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-    """Return some keys of a JSON file, {} of a broken one."""
+    """Return some keys of a JSON file, {} for a broken one."""
     try:
         content = renamed(json_value(outside_files.read_text(path)))
     except (OSError, ValueError):
@@ -229,7 +229,7 @@ def collect(
 
 
 SHOWN = 8
-"""Maximum number of elements of a row that is shown."""
+"""Maximum number of printed elements of a row."""
 
 
 @click.command()
@@ -237,9 +237,9 @@ SHOWN = 8
 @click.option("--out", type=click.Path(path_type=Path), help="Write it there: FILE.npz or FILE.safetensors.")
 @click.option("--rows", "wanted", help="Show these rows, e.g. 3,17,250; untouched ones too.")
 def table(run: Path, out: Path | None, wanted: str | None) -> None:
-    """Show, or write, the table that the run in the folder RUN has trained: the rows that were touched, by their keys.
+    """Show, or write, the trained table of the run in the folder RUN: the touched rows, by their keys.
 
-    RUN may be a file that was written so.
+    RUN may be a file written by this command.
     """
     from fedgossip.report.page.numbers import data_size
     from fedgossip.runs.table_files import load_table, save_table

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Gate:
     """The approval under which numbers may leave this site in one run: every sending command requires it.
 
-    `keep` writes it into the run's folder; `open` checks it again, for the wait for the others may be long, and counts
-    the run: it is called before the first number is computed from records.
+    `keep` writes it into the run's folder.  `open` checks it again, because the wait for the others may be long, and
+    counts the run: it is called before the first number is computed from records.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Gate:
         self.approval = self._standing()[1]
 
     def keep(self, folder: Path) -> None:
-        """Leave the approval in the folder of the run.  Raises NotWrittenError."""
+        """Write the approval into the folder of the run.  Raises NotWrittenError."""
         self._run = self._standing()[0].keep(self.approval, folder)
 
     def open(self) -> None:
-        """Count the run; nothing may leave where this raises ConfigError or NotWrittenError."""
+        """Count the run; nothing may leave if this raises ConfigError or NotWrittenError."""
         approvals, found = self._standing()
         approvals.count(found, self._request, self._run)
 
     def agreed(self, file: bytes) -> None:
-        """Write down which statistics were agreed on in this run."""
+        """Record the statistics that were agreed on in this run."""
         self._standing()[0].agreed(self.approval, file)
 
     def _standing(self) -> tuple[SiteApprovals, Approval]:
@@ -64,7 +64,7 @@ class Gate:
 def approved(
     wanted: Callable[[], ApprovalRequest], key: Path, limits: HowLong | None, left: Path | None, advice: str = ""
 ) -> Gate | None:
-    """Return the gate of a run under the approval of this key; None where this site does not require approvals.
+    """Return the gate of a run under the approval of this key; None if this site does not require approvals.
 
     `limits`: of a policy that requires an approval; `left`: the folder of a resumed run; `advice`: for a plan without
     approval, "" for that of the refusal.  Raises ConfigError for a plan without approval.
@@ -83,7 +83,7 @@ def approved(
 
 
 def approvable(plan: Plan) -> FederationPlan | GossipPlan:
-    """Return a plan that a site can approve.  Raises ConfigError for the others, which no approval can cover."""
+    """Return a plan that a site can approve.  Raises ConfigError for other plans, which no approval can cover."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.federated.federation import FederationPlan
     from fedgossip.plans.gossip.gossip import GossipPlan
@@ -109,9 +109,10 @@ def approved_to_join(
     limits: HowLong | None,
     data: str = "",
 ) -> Gate | None:
-    """Return it as `approved` does, for a client, or a peer, that joins by an invite, before it requests a place.
+    """Return the gate as `approved` does, for a client, or a peer, that joins by an invite, before it requests a place.
 
-    `task`: with its own data, where it brings them, whose source is `data`; `experiment`: the file to read and approve.
+    `task`: with the site's own data, if it has some, from the source `data`; `experiment`: the file to read and
+    approve.
     """
     from fedgossip.plans import compose
     from fedgossip.plans.approvals.approvals import request_to_join

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
-"""Number of hex digits of a hash that are shown."""
+"""A hash; its first 12 hex digits are shown."""
 
 
 @click.group()
 def audit() -> None:
-    """Look at a participant's own log, and at the coordinator's transcripts of its rounds.
+    """Inspect a participant's own log, and the coordinator's transcripts of its rounds.
 
-    A log holds the data that left the participant and its refusals, each line chained to the one before and signed.
+    A log holds the data that left the participant and its refusals, each line chained to the previous one and signed.
     """
 
 
@@ -78,7 +78,7 @@ def verify(
     """Verify logs, and transcripts of rounds.
 
     LOG is a file, or a folder with all logs below it.  Ends with code 1 for a fault, and names it by line or record.  A
-    log cut at its end looks whole: pass --head, or --against the files of the other side.
+    log cut at its end looks complete: pass --head, or --against the files of the other side.
     """
     for word in (key, head):
         if word is not None and not re.fullmatch("[0-9a-f]{64}", word):
@@ -101,10 +101,10 @@ def verify(
 @click.option("--csv/--json", "as_table", default=None, help="[default: by the name of the file, else CSV]")
 @click.option("--key", help="The participant's public key, 64 hex digits.  [default: the one in the log]")
 def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
-    """Write a log for people, as CSV or JSON.
+    """Write a log for readers, as CSV or JSON.
 
-    First its owner, run, first and last time, totals, and whether it is sound; then every entry.  Ends with code 1
-    where the log is not sound.  Nothing secret is in it: entries hold names, numbers and hashes.
+    First its owner, run, first and last time, totals, and whether it is sound; then every entry.  Ends with code 1 if
+    the log is not sound.  The export contains no secrets: entries hold names, numbers and hashes.
     """
     from fedgossip.audit.verify import as_csv, as_json, write
 
@@ -201,7 +201,7 @@ def _participant(path: Path) -> int | None:
 
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
-    """Return the verdict with every disagreement; `every`: there are no more files."""
+    """Return the verdict with every disagreement; `every`: whether these are all files."""
     from fedgossip.audit.verify import Fault, compare, without_transcript
 
     mine, found = verdict.account, list[str]()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Tables of several sites: look at your own, agree on columns and statistics with the others."""
+    """Tables of several sites: describe your own, agree on columns and statistics with the others."""
 
 
 @data.command()
@@ -113,11 +113,11 @@ def agree(
     overrides: tuple[str, ...],
     carrier: FolderCarrier | None,
 ) -> int:
-    """Agree on the columns of all sites' tables and on their statistics, as secure sums: no participant sees a site's
-    numbers.
+    """Agree on the columns of all sites' tables and on their statistics, by secure sums: no participant can read a
+    site's numbers.
 
-    Writes the file that data.agreed names.  Without --endpoints all sites' files are on this machine, as for `fedgossip
-    run`; with it this is one of them, or the coordinator.
+    Writes the file named in data.agreed.  Without --endpoints all sites' files are on this machine, as for `fedgossip
+    run`; with it this is one of the sites, or the coordinator.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.experiment import load_experiment

@@ -32,7 +32,7 @@ MODEL = click.argument("model", type=click.Path(path_type=Path))
 
 
 def model_options(command: Command) -> Command:
-    """Add the options by which a model is opened."""
+    """Add the options for opening a model."""
     node = click.option("--node", type=click.IntRange(min=0),
                         help="Node with the local layers to use, where some stay at the nodes.")  # fmt: skip
     code = click.option("--run-code", is_flag=True, help="Allow the modules inside the model's folder to run.")
@@ -116,11 +116,11 @@ def evaluate(
     overrides: tuple[str, ...],
     carrier: FolderCarrier | None,
 ) -> int:
-    """Measure MODEL on the labelled examples of FILE: a CSV table, or what data.source can name.
+    """Measure MODEL on the labelled examples of FILE: a CSV table, or another source of data.source.
 
-    FILE.toml, an experiment with a coordinator: all its sites judge MODEL on their own records, by secure sums.  Then
-    evaluation.json is written into MODEL's folder.  Without --endpoints all sites' files are on this machine; with it
-    this is one of them, or the coordinator.
+    FILE.toml, an experiment with a coordinator: all its sites evaluate MODEL on their own records, by secure sums.
+    Then evaluation.json is written into MODEL's folder.  Without --endpoints all sites' files are on this machine; with
+    it this is one of the sites, or the coordinator.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.models.model_files import whole_facts

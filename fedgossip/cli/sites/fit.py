@@ -1,4 +1,5 @@
-"""`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one as statisticians print it.
+"""`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one in the usual statistical
+table.
 
 Each kind of fit has its tables here, and its reasons for an unfinished fit.
 """
@@ -62,9 +63,9 @@ def fit(
     (table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
     elastic-net?family=logistic, weibull, mixed?by=COLUMN).
 
-    Writes fit.json (of trees trees-fit.json, of survival survival.json, of tables tables.json), and of
-    those that predict model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints
-    all sites' files are on this machine; with it this is one of them, or the coordinator.
+    Writes fit.json (for trees trees-fit.json, for survival survival.json, for tables tables.json), and for predicting
+    models model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints all sites'
+    files are on this machine; with it this is one of the sites, or the coordinator.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.experiment import load_experiment
@@ -97,7 +98,7 @@ def fit(
 def _write(
     folder: Path, planned: PlannedFit, vector: Any, record: Record, look: Callable[[], list[str]], *, as_json: bool
 ) -> int:
-    """Write and show the fit, with what to `look` at before its end; return the exit code."""
+    """Write and show the fit, with the lines of `look` if it is unfinished; return the exit code."""
     from fedgossip.base.errors import TooFewPeersError
     from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.learning.models.model_files import write_model
@@ -131,7 +132,7 @@ def _write(
 def _refused(
     experiment: Experiment, planned: PlannedFit, task: SumsTask, held: Sequence[int], vector: Any
 ) -> list[str]:
-    """Return why the `held` sites refuse the end's point."""
+    """Return why the `held` sites refuse the final point."""
     from fedgossip.experiment import FederatedExperiment
     from fedgossip.sites.fits.design_columns import FAR, quartile_cuts
     from fedgossip.sites.plans.fits import accepted_with_cuts
@@ -160,17 +161,17 @@ def _refused(
 
 
 SHOWN = 15
-"""Columns of trees that are printed; all are in the file."""
+"""Maximum number of printed columns of trees; all are in the file."""
 LOSSES = {"squares": "squared error, halved, in deviations of the label", "logistic": "log loss", "softmax": "log loss"}
 
 
 def describe(found: Any, sites: int) -> list[str]:
-    """Return a fit of any kind for a person; `sites` of the experiment."""
+    """Return a fit of any kind as lines for a reader; `sites` of the experiment."""
     return WORDS[type(found).__name__][0](found, sites)
 
 
 def why_not(found: Any) -> str:
-    """Return why a fit is not at its end, with what to do; "" for one that is."""
+    """Return why a fit is unfinished, with advice; "" for a finished one."""
     return WORDS[type(found).__name__][1](found)
 
 
@@ -440,11 +441,11 @@ WORDS: Mapping[str, tuple[Callable[[Any, int], list[str]], Callable[[Any], str]]
     "TreesFit": (_trees, _trees_not),
     "FamilyFit": (_tables, _tables_not),
 }
-"""By the class of a result, which is not imported before there is one: its tables, and why it is not at its end."""
+"""By the class name of a result, which is imported only when one exists: its tables, and why it is unfinished."""
 
 
 def table_of(coefficients: Sequence[Coefficient], statistic: str, ratio: str | None) -> list[str]:
-    """Return a line for each; `statistic` is what estimate / error is called, `ratio` what exp(estimate) is."""
+    """Return a line for each; `statistic` is the name of estimate / error, `ratio` that of exp(estimate)."""
     head = ["column", "estimate", "std. error", statistic, "p", "95 % from", "to"]
     head += [ratio, "from", "to"] if ratio else []
     return [columns([head, *(_line(one, ratio=bool(ratio)) for one in coefficients)])]

@@ -1,4 +1,4 @@
-"""`fedgossip plan`: the work of a federated run, in words that a site's board reads, compares and signs."""
+"""`fedgossip plan`: the work of a federated run, in words for a site's board to read, compare and sign."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from fedgossip.plans.plan import Plan
 
 HASH_LEAST = 8
-"""Minimum number of digits by which a plan is named."""
+"""Minimum number of digits that identify a plan."""
 WIDTH = 100
 """Characters of a line of words."""
 
 
 @click.group()
 def plan() -> None:
-    """Read the plan of a run, compare it with the last one approved, sign it or take that back."""
+    """Read the plan of a run, compare it with the last approved one, sign it or revoke the approval."""
 
 
 def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,9 @@ def show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Describe in words the work of EXPERIMENT, with its one hash: the same at all sites, compare it by telephone."""
+    """Describe in words the work of EXPERIMENT, with its hash, which is the same at all sites: compare
+    it by telephone.
+    """
     from fedgossip.plans.approvals import plan_statement
 
     _, found = stated(experiment, overrides, seed, model, run_code=run_code)
@@ -91,7 +93,7 @@ def hash_(
 ) -> int:
     """Print the hash of EXPERIMENT's plan as digits to read out by telephone; or of a plan.json.
 
-    With --against it compares, and ends with code 1 where another plan was read out.
+    With --against it compares, and ends with code 1 if another plan was read out.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.approvals import plan_statement
@@ -113,7 +115,7 @@ def hash_(
 
 
 def _other_plan(own: Sequence[str], digits: str) -> str:
-    """Return the difference to the digits that were read out, or ""."""
+    """Return the difference to the given digits, or ""."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.approvals.plan_statement import GROUP_DIGITS
 
@@ -141,9 +143,7 @@ def diff(
     key: Path,
     as_json: bool,
 ) -> int:
-    """List the differences of EXPERIMENT from the plan that this key approved last.  Exit code 1 where there are
-    any.
-    """
+    """List the differences of EXPERIMENT from the plan that this key approved last.  Exit code 1 if any exist."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.approvals import plan_statement
 
@@ -218,7 +218,8 @@ def approve(
     by: str,
 ) -> None:
     """Sign the plan of EXPERIMENT with the site's key.  From then on `fedgossip client`, and `fedgossip join` as a
-    client, with this key take part in approved plans alone."""
+    client, with this key take part only in approved plans.
+    """
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.people.invited import invite_text
     from fedgossip.net.invites.invitation import read
@@ -247,7 +248,7 @@ def approve(
 def _request(
     run: Plan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
 ) -> ApprovalRequest:
-    """Return what client `node` approves.  Raises ConfigError where the key is not its own."""
+    """Return the request that client `node` approves.  Raises ConfigError if the key is not its own."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.approvals.approvals import request_of
@@ -266,7 +267,7 @@ def _request(
 
 
 def _confirm(statement: PlanStatement, named: str) -> None:
-    """Have a person type the plan's name.  Raises ConfigError for another, or without a terminal."""
+    """Ask a person to type the plan's name.  Raises ConfigError for another name, or without a terminal."""
     from fedgossip.base.errors import ConfigError
 
     if not named:
@@ -285,7 +286,7 @@ def _confirm(statement: PlanStatement, named: str) -> None:
 @click.option("--plan", "named", metavar="HASH", required=True, help="The first digits of its hash, 8 or more.")
 @click.option("--why", default="no reason given", help="For the log.")
 def revoke(key: Path, named: str, why: str) -> None:
-    """Revoke an approval: no run begins under it any more.  A running one is stopped by stopping the client."""
+    """Revoke an approval: no further run begins under it.  To stop a running one, stop the client."""
     from fedgossip.base.errors import ConfigError
 
     approvals = _approvals(key)
@@ -338,7 +339,7 @@ def stated(
 ) -> tuple[Plan, PlanStatement]:
     """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
 
-    `model`: the folder of one that the sites are to judge; `run_code`: let code named in the file run, to which a
+    `model`: the folder of the model that the sites are to evaluate; `run_code`: run code named in the file, to which a
     reader of a plan has not agreed.  Raises ConfigError for other runs.
     """
     from fedgossip.data.custom import check_allowed
@@ -356,7 +357,7 @@ def stated(
 
 
 def stated_of(whole: Experiment, named: str) -> tuple[Plan, PlanStatement]:
-    """Return it for an experiment; it need not have been agreed on statistics.  `named`: for errors."""
+    """Return the same for an experiment, with or without agreed statistics.  `named`: for errors."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans import compose
     from fedgossip.plans.approvals.plan_statement import statement_of

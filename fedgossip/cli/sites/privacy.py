@@ -1,5 +1,5 @@
 """`fedgossip privacy`: the guarantees of a run, before anything is sent; and the spent budget of a key over all its
-runs. `privacy membership` tests whether a model reveals the records that it was trained on.
+runs.  `privacy membership` tests whether a model reveals the records that it was trained on.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WIDTH = 110
 
 @click.group()
 def privacy() -> None:
-    """Privacy of a federated run: plan a budget, pin a policy, see the spent part, test a model."""
+    """Privacy of a federated run: plan a budget, pin a policy, show the spent part, test a model."""
 
 
 FLAGGED = 1
-"""The exit code where a model reveals its records."""
+"""The exit code if a model reveals its records."""
 
 
 @click.command()
@@ -55,8 +55,8 @@ def membership(
     """Test at a site, alone, whether MODEL reveals which records it was trained on.  Nothing leaves this machine.
 
     FILE holds records that MODEL was trained on, --holdout others.  Or FILE.toml is the experiment, --id the site: then
-    those are the records that the site has trained on, and those that it has kept from the training (data.local_test).
-    Ends with code 1 where they can be distinguished.
+    these are the records that the site has trained on, and those that it has kept from the training (data.local_test).
+    Ends with code 1 if they can be distinguished.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.models.loaded_model import load_model
@@ -103,7 +103,7 @@ def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> li
 
 
 def lines(found: MembershipTest) -> list[str]:
-    """Return the results of the tests, for a person."""
+    """Return the results of the tests as lines for a reader."""
     from fedgossip.privacy.membership import CONFIDENCE
 
     head = ["guess by", "of those trained on", "of the others", ""]
@@ -153,8 +153,8 @@ privacy.add_command(membership)
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
-    """Compute the worth of EXPERIMENT's budget before anything is sent: epsilon, against whom, and the noise beside the
-    learned quantity.  Exit code 6 where the budget ends before the rounds do.
+    """Compute the guarantee of EXPERIMENT's budget before anything is sent: epsilon, for each adversary, and the noise
+    relative to the learned quantity.  Exit code 6 if the budget ends before the rounds do.
     """
     import dataclasses
 
@@ -318,8 +318,8 @@ def ledger(
     other_sites: bool,
     as_json: bool,
 ) -> None:
-    """Report the budget that all runs together have spent of each of this site's data sets, identified by their
-    records; or limit it.
+    """Report the budget spent by all runs together for each of this site's data sets, identified by their records; or
+    limit it.
     """
     from fedgossip.plans.federated.ledger import counted, data_sets
 

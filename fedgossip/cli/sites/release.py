@@ -1,4 +1,4 @@
-"""`fedgossip release`: a model with all that a board needs to answer for it, in one signed file."""
+"""`fedgossip release`: a model with all documents for a responsible board, in one signed file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKE = "make"
 
 
 class _Short(click.Group):
-    """Without another word RUN is made a release of: `fedgossip release RUN`."""
+    """Without another word a release of RUN is made: `fedgossip release RUN`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         return super().resolve_command(ctx, args if args[0] in self.commands else [MAKE, *args])
@@ -56,7 +56,7 @@ def release() -> None:
 @key_option("One's own key pair, which signs.")
 @click.option("--out", type=PATH, help="File to write.  [default: NAME-release.zip]")
 def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, key: Path, out: Path | None) -> int:
-    """Make a release of RUN, the directory of a federated run: a page, card.html, and one signed zip with all of it."""
+    """Make a release of RUN, the directory of a federated run: a page, card.html, and one signed zip with all files."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.identity import Identity
     from fedgossip.report.page.reading import read_run
@@ -129,9 +129,9 @@ def _logs(made: Release) -> str:
 @click.option("--endpoints", type=PATH, help="Keys of all, from people whom you trust; the signer's is among them.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(file: Path, endpoints: Path | None, as_json: bool) -> int:
-    """Verify a release, offline and on any machine: FILE as it was signed, and all in it fits together.
+    """Verify a release, offline and on any machine: that FILE is as signed, and its contents are consistent.
 
-    Ends with code 1 where a byte was changed, or something in it does not fit.
+    Ends with code 1 if a byte was changed, or some content is inconsistent.
     """
     from fedgossip.sites.releases.checking import check
 

@@ -1,4 +1,4 @@
-"""Commands that compute sums over all sites: of files on one machine, or with others on theirs."""
+"""Commands that compute sums over all sites: from files on one machine, or with others on theirs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
 Record = Callable[[Path], None]
-"""Makes a folder, and writes the run of the sums there; at a site, which has only its own part, nothing."""
+"""Makes a folder, and writes the run of the sums there; at a site, which has only its own part, does nothing."""
 Write = Callable[[Any, Record], None]
 """Called with the sums."""
 BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
-"""Advice after a stopped run of sums: its rounds are few, and `--resume` is for runs that train."""
+"""Advice after a stopped run of sums: its rounds are few, and `--resume` is only for training runs."""
 TOOK_NO_PART = 4
-"""The exit code where a site's records do not fit: of the site itself, and where all sites are on one machine."""
+"""The exit code if a site's records do not fit: of the site, or of the command if all sites are on one machine."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
@@ -47,7 +47,7 @@ def check_site(plan: FederationPlan, node: int) -> None:
 
 
 def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of one that makes sums with others on their own machines."""
+    """Add the options of a command that computes sums with others on their own machines."""
     command = web_options(folder_options(command))
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
@@ -80,16 +80,16 @@ class OtherMachines:
     overrides: tuple[str, ...]
     policy: Path
     dry_run: bool
-    """Whether only the opened values are listed."""
+    """Whether to list only the opened values."""
     carrier: FolderCarrier | None = None
 
     @property
     def goes_on(self) -> bool:
-        """Whether a process before has begun this run over a folder."""
+        """Whether an earlier process has begun this run over a folder."""
         return self.carrier is not None and self.out is not None and (self.out / run_format.STEP).exists()
 
     def is_written(self, result: Path) -> bool:
-        """Whether the step before has written the result."""
+        """Whether the previous step has written the result."""
         return self.goes_on and result.exists()
 
 
@@ -104,11 +104,12 @@ def with_others(
     opened: Sequence[str],
     gate: Gate | None = None,
 ) -> int:
-    """Take part in a run of sums with others on their own machines; `digest`: of all that must be equal everywhere.
+    """Take part in a run of sums with others on their own machines; `digest`: of all inputs that must be equal
+    everywhere.
 
     `write` is called with the sums.  `opened`: their content, in words, for the plan of this run; `gate`: the site's
-    approval of another plan, of which this is a step.  A site whose records do not fit reports that to the others and
-    here, and takes no part.  Raises ConfigError where this site has not approved the plan.
+    approval of another plan, if this run is a step of that plan.  A site whose records do not fit reports that to the
+    others and here, and takes no part.  Raises ConfigError if this site has not approved the plan.
     """
     from fedgossip.base.errors import ConfigError, FedgossipError
     from fedgossip.cli.run.participant import Participant, listens
@@ -165,7 +166,7 @@ def _writing(
     opened: Sequence[str],
     write: Write | None,
 ) -> Callable[[Path, PeerEnded], None]:
-    """Return what happens at the end: `write` gets the sums."""
+    """Return the function to call at the end: it passes the sums to `write`."""
 
     def concluded(folder: Path, ended: PeerEnded) -> None:
         from fedgossip.base.errors import TooFewPeersError
@@ -201,7 +202,7 @@ def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Seq
 
 
 def at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
-    """Make the sums of files that are all on this machine."""
+    """Compute the sums of files that are all on this machine."""
     from fedgossip.drivers.simulate import simulate_plan
 
     for line in plan.banner:
@@ -215,7 +216,7 @@ def print_refusals(refused: Mapping[int, ConfigError]) -> None:
 
 
 def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> None:
-    """Report absent sites.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
+    """Report absent sites.  Raises TooFewPeersError if too few are left for a sum: nothing is spent."""
     from fedgossip.base.errors import TooFewPeersError
 
     print_refusals(refused)
@@ -238,7 +239,7 @@ def summed(
 ) -> int:
     """Compute the sums, here or with others, and call `write` with them; return the exit code.
 
-    `opened`: what the coordinator sees, in words, for a dry run and the plan.
+    `opened`: the values that the coordinator can read, in words, for a dry run and the plan.
     """
     from fedgossip.runs.run_directory import keep
     from fedgossip.sites.plans.sums import spend_at_one_desk
@@ -278,7 +279,7 @@ def print_dry_run(
 ) -> int:
     """Print the content, receivers and costs of the sums, and which local files fit; return the exit code.
 
-    Raises BudgetError where the budget does not allow them.
+    Raises BudgetError if the budget does not allow them.
     """
     rounds = plan.experiment.rounds
     up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize

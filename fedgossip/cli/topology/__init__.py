@@ -1,5 +1,5 @@
 """Commands about graphs: list, show, compare, draw, advise, make.
 
-It imports `topology` and `lab`.  `fedgossip topology show ring --n 8` makes the mixing and prints what its spectrum
-promises (`promises`).
+It imports `topology` and `lab`.  `fedgossip topology show ring --n 8` makes the mixing and prints the guarantees of its
+spectrum (`promises`).
 """

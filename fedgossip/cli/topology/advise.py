@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedgossip.lab.advise.candidates import AdviceAsked, AdvisedWay, VerifiedNumber
 
 BYTES = 4
-"""Of a parameter."""
+"""Bytes of a parameter."""
 
 
 @click.command()
@@ -49,10 +49,10 @@ def advise(
     n: int | None, parameters: float | None, data: Path | None, algorithms: str, links: str, compute: str, noise: float,
     target: str, graphs: str, fail: int, verify: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Rank ways to train together by time, gossip among them, with the costs of each.
+    """Rank methods of training together by time, including gossip, with the costs of each.
 
-    By the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: an order of ways, and not
-    the seconds of your training.
+    Uses the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: the order of the methods
+    is meaningful, and the seconds are not those of your training.
     """
     from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, links_of, times_of, verified, ways
     from fedgossip.topology import resolve_schedule

@@ -1,6 +1,6 @@
 """Pictures of graphs: one graph, or the rounds of a schedule side by side; and the modes of one.
 
-`topology heterogeneity` and `topology make` show graphs beside the labels of their nodes.
+`topology heterogeneity` and `topology make` use graphs together with the labels of their nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def save(schedule: Schedule, title: str, place: Path) -> None:
-    """Draw one graph, or the rounds of a schedule side by side, to `place`.  Raises ConfigError where it cannot."""
+    """Draw one graph, or the rounds of a schedule side by side, to `place`.  Raises ConfigError if it cannot be
+    written.
+    """
     check_format(place)
     if schedule.n > DRAW_LIMIT:
         raise ConfigError(f"{schedule.n} nodes are too many to draw", f"Draw at most {DRAW_LIMIT}, e.g. --n 64.")
@@ -75,7 +77,7 @@ def save_modes(values: FloatArray, energy: FloatArray | None, title: str, labels
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels beside the axes."""
+    """Labels of the axes."""
 
     left: str
     energy: str
@@ -138,7 +140,7 @@ def _save(figure: Any, place: Path) -> None:
 
 
 def _places(graph: Topology) -> dict[int, Any]:
-    """Return a place per node: its own, on a circle for a ring, else by forces."""
+    """Return a position per node: its own, on a circle for a ring, else by a force-directed layout."""
     import networkx as nx
 
     if graph.positions is not None:
@@ -151,7 +153,7 @@ def _places(graph: Topology) -> dict[int, Any]:
 
 
 DRAWS = 100
-"""Random placements that are drawn."""
+"""Number of random placements."""
 
 MEANING = "H: how far the labels that a peer's neighbourhood has are from those of all; 0 where they are alike."
 
@@ -250,7 +252,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
 def make(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int, out: Path) -> None:
     """Write a graph with its weights to a file, for topology.graph.
 
-    SPEC: d-cliques:10,ring or d-cliques:10,full, cliques with the labels of all; stl-fw:5, learned, at most 5 senders
+    SPEC: d-cliques:10,ring or d-cliques:10,full, cliques with the overall labels; stl-fw:5, learned, at most 5 senders
     for each; place:GRAPH, GRAPH with the nodes where their labels fit best; or any GRAPH, with --weights fmmc for
     example.
 
@@ -303,7 +305,7 @@ def _shares(experiment: Path, n: int | None) -> FloatArray:
 
 
 def _updates(experiment: Path, n: int | None) -> tuple[FloatArray, float]:
-    """Return rows [n, n] that differ as the peers' updates do, and their random part's mean square."""
+    """Return rows [n, n] that differ as the peers' updates do, and the mean square of their random part."""
     from fedgossip import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.gossip.own_graphs import peers_of

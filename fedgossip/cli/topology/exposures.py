@@ -17,14 +17,14 @@ Name = Callable[[int], str]
 HEADS = ("exchange", "between mixings", "exposed", "after", "in float32", "after")
 
 NAMED = 6
-"""Maximum number of nodes that are named; --json has all."""
+"""Maximum number of named nodes; --json has all."""
 
 _EXCHANGES = {"clear": "plain gossip", "sums": "private gossip"}
 _SITUATIONS = {"averaging": "nothing", "training": "training"}
 
 
 def refused(schedule: Schedule, rounds: int) -> str | None:
-    """Return why private gossip does not run on these graphs; None where it does."""
+    """Return why private gossip does not run on these graphs; None if it does."""
     try:
         check_private(schedule, rounds)
     except ConfigError as error:
@@ -33,7 +33,7 @@ def refused(schedule: Schedule, rounds: int) -> str | None:
 
 
 def rows(audit: Audit) -> list[tuple[str, ...]]:
-    """Return the table: a row per exchange and situation, of the set of nodes to which most are exposed."""
+    """Return the table: a row per exchange and situation, for the set of nodes with the most exposed ones."""
     others = audit.n - audit.colluding
     found = []
     for e in audit.exposures:

@@ -25,7 +25,7 @@ def title(schedule: Schedule) -> str:
 
 
 def rows(promise: Forecast) -> list[tuple[str, str, str]]:
-    """Return (quantity, value, meaning) of one graph, or of a schedule as far as it is known."""
+    """Return (quantity, value, meaning) of one graph, or of a schedule as far as known."""
     return _of_one_graph(promise) if promise.period == 1 else _of_rounds(promise)
 
 
@@ -95,7 +95,7 @@ def _error(promise: Forecast) -> str:
 
 
 def compared(promise: Forecast) -> tuple[str, ...]:
-    """Return the cells behind the name; callers may leave out the first ones."""
+    """Return the cells after the name; callers may omit the first ones."""
     return (
         str(promise.n),
         str(promise.edges),

@@ -1,4 +1,4 @@
-"""`fedgossip topology`: look at graphs before training on them."""
+"""`fedgossip topology`: inspect graphs before training on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedgossip.topology import Schedule
 
 LONGEST_NAME = 20
-"""Maximum number of characters of a name in one line of 80 beside the numbers."""
+"""Maximum number of characters of a name in one line of 80 with the numbers."""
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
 CHANGING_MEANS = (
@@ -32,7 +32,7 @@ CHANGING_MEANS = (
 _nodes = click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph is of any.")
 _weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}, pi:FILE.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
-# the seed is 1 as in an experiment: a run with the defaults uses the graph that is shown
+# the seed is 1 as in an experiment: a run with the defaults uses the shown graph
 _seed = click.option(
     "--seed",
     default=seeds.USUAL,
@@ -47,7 +47,7 @@ def topology() -> None:
     """Graphs: which peers exchange models, and how fast these agree.
 
     GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene), the path of a TOML file or a list
-    of edges, or a schedule, which has another graph in every round (base:2, el-oracle:4).
+    of edges, or a schedule with another graph in every round (base:2, el-oracle:4).
     """
 
 
@@ -118,7 +118,7 @@ def show(
     picture: Path | None,
     experiment: Path | None,
 ) -> None:
-    """Show what GRAPH and its weights promise before anything is trained."""
+    """Show the guarantees of GRAPH and its weights before training."""
     from fedgossip.plans.gossip.own_graphs import named_schedule
 
     if experiment and not picture:
@@ -187,7 +187,7 @@ def compare(
 @_seed
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.svg, .png or .pdf.")
 def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
-    """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
+    """Draw GRAPH; edges with larger weights are wider.  For a schedule: its rounds, side by side."""
     from fedgossip.cli.topology import drawing
     from fedgossip.plans.gossip.own_graphs import named_schedule
 
@@ -215,10 +215,10 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
 def audit(
     graph: str, n: int | None, weights: str | None, seed: int, rounds: int, colluding: int, as_json: bool
 ) -> None:
-    """Report what curious nodes of GRAPH can solve for: whose models, and after how many rounds.
+    """Report the models that curious nodes of GRAPH can compute, and after how many rounds.
 
-    For plain gossip, where each sees its neighbours' models, and for private gossip (algorithm.private), where each
-    sees their sum; without training, and with one mixing per local update.
+    For plain gossip, with neighbours' models visible, and for private gossip (algorithm.private), with only their sum
+    visible; without training, and with one mixing per local update.
     """
     from fedgossip.cli.topology import exposures
     from fedgossip.plans.gossip.own_graphs import named_schedule

@@ -216,10 +216,7 @@ class Tuning:
     """Direction of a number in neither SCORES nor SUMMED."""
 
     def choose(self, values: Values, outcome_of: OutcomeOf, record_of: RecordOf) -> TuningState:
-        """Return the progress of the choice for a combination, by its finished trials.
-
-        Raises ConfigError for a number that a finished trial has not recorded.
-        """
+        """`fedgossip host`: invite others to a run by a line of text, and be one of its peers, or its coordinator."""
         if not self.keys:
             return TuningState((), [])
         ends = {key: [tuned.places.start, tuned.places.stop - 1] for key, tuned in self.keys.items()}
