@@ -1,7 +1,7 @@
-"""evaluation.json: the quality of a model over all sites together, per group and per site, computed from sums alone.
+"""evaluation.json: the quality of a model over all sites together, per group and per site, computed only from sums.
 
-No count from 1 to `suppress` - 1 (of groups, confusion cells, outcomes, wrong answers) is in the file, or follows from
-it (`suppression`); a budget's noise hides all counts.
+The file neither contains nor discloses a count from 1 to `suppress` - 1 (of groups, confusion cells, outcomes, wrong
+outputs; see `suppression`); a budget's noise hides all counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Z = 1.959963984540054
 
 
 class ReliabilityPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The records with a predicted probability between two bounds; None where a figure covers too few records."""
+    """The records with a predicted probability between two bounds; a figure of too few records is None."""
 
     low: float
     high: float
@@ -91,13 +91,13 @@ class NumberFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The records of a group; all figures are None where the group is too small to report."""
+    """The records of a group; all figures are None if the group is too small to report."""
 
     name: str
     records: int | None = None
     score: float | None = None
     score_within: float = 0.0
-    """Maximum rounding error: the score is reported in steps, to hide small numbers of wrong or right answers."""
+    """Maximum rounding error: the score is reported in steps, to hide small numbers of wrong or right outputs."""
     score_between: tuple[float, float] | None = None
     """95 % interval of the score of other records like these."""
     loss: float | None = None
@@ -106,7 +106,7 @@ class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Figures of one site; present only where all sites consented to be named."""
+    """Figures of one site; present only if all sites consented to be named."""
 
     site: int
     records: int
@@ -144,11 +144,11 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     outcomes: tuple[OutcomeFigures, ...] = ()
     numbers: tuple[NumberFigures, ...] = ()
     confusion: tuple[tuple[int | None, ...], ...] = ()
-    """[true class][predicted class]; None where a cell would disclose few records."""
+    """[true class][predicted class]; None for a cell that would disclose few records."""
     groups: tuple[GroupFigures, ...] = ()
     places: tuple[tuple[float, float], ...] = ()
-    """Bounds of each site's score, the worst first, without sites with fewer than `suppress` right, or wrong, answers;
-    () beside named sites, which report their numbers of records.
+    """Bounds of each site's score, the worst first, without sites with fewer than `suppress` right, or wrong, outputs;
+    () if named sites report their numbers of records.
     """
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
@@ -156,7 +156,7 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def unplaced(self) -> int:
-        """Number of sites without a place; 0 where no place is reported."""
+        """Number of sites missing in `places`; 0 if no place is reported."""
         return self.sites - len(self.places) if self.places else 0
 
 
@@ -206,7 +206,7 @@ def _confusion(layout: EvaluationLayout, numbers: Numbers) -> list[list[int]]:
 
 
 class PublishedFigures:
-    """The figures of an evaluation that may be published; with noise, all but those of small groups."""
+    """The publishable figures of an evaluation; with noise, all except those of small groups."""
 
     def __init__(self, layout: EvaluationLayout, numbers: Numbers, suppress: int, groups: Sequence[str]) -> None:
         """`groups`: the groups with a published number of records."""
@@ -233,7 +233,7 @@ class PublishedFigures:
 
     @cached_property
     def classes(self) -> Collection[int]:
-        """Return the places of outcomes with an unpublished number of records."""
+        """Return the indices of outcomes with an unpublished number of records."""
         layout, records = self._layout, self._numbers["records",]
         positives = [self._numbers["positives", one] for one in layout.outcomes]
         if not self._exact:
@@ -261,7 +261,7 @@ class PublishedFigures:
         """Return the parts whose numbers of records `rows` (without, with the outcome) are withheld, and those without
         shares.
 
-        With two classes the confusion discloses each half's records, so each is a list of its own.
+        With two classes the confusion discloses each half's records, so each is a separate list.
         """
         if not self._exact:
             return hidden_places([sum(row) for row in rows], self.suppress), ()
@@ -327,7 +327,7 @@ def _loss(numbers: Numbers, where: Name, records: int) -> float | None:
 
 
 DRAWS = 100
-"""Number of redrawn noise samples behind `noise_within`."""
+"""Number of redrawn noise samples for `noise_within`."""
 
 
 def noisy_evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
@@ -434,7 +434,7 @@ def _outcome(
 def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None, float | None]:
     """Return the AUROC by the counts in each bin, and its maximum distance to that of the values themselves.
 
-    Pairs within one bin count half.  None where one side is empty; noisy results are clipped to the range.
+    Pairs within one bin count half.  None if one side is empty; noisy results are clipped to the range.
     """
     pairs = sum(having) * sum(lacking)
     if pairs <= 0 or sum(having) < 0:
@@ -448,7 +448,7 @@ def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None
 
 
 def wilson(share: float, records: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of so many records.  Source: Wilson, JASA 22 (1927)."""
+    """Return the 95 % interval of a share of `records`.  Source: Wilson, JASA 22 (1927)."""
     z2 = Z * Z / records
     middle, half = share + z2 / 2, Z * math.sqrt((share * (1 - share) + z2 / 4) / records)
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
@@ -463,7 +463,7 @@ def hanley_mcneil(area: float, positives: int, negatives: int) -> tuple[float, f
 
 
 def _between(layout: EvaluationLayout, score: float | None, within: float, records: int) -> tuple[float, float] | None:
-    """Return the interval of a share of right answers, widened by its rounding, or None."""
+    """Return the interval of a share of right outputs, widened by its rounding, or None."""
     if score is None or not records or layout.noise or layout.kind != CLASSIFICATION:
         return None
     return wilson(max(0.0, score - within), records)[0], wilson(min(1.0, score + within), records)[1]
@@ -475,7 +475,7 @@ Calibration = tuple[float, float, float] | None
 def calibration_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[Calibration, Calibration]:
     """Return calibration slope and intercept with their 95 % intervals, by the counts in each bin of log-odds.
 
-    Logistic regression of the outcome on the middle of each bin (within a sixteenth); the intercept is that beside a
+    Logistic regression of the outcome on the middle of each bin (within a sixteenth); the intercept is the one for a
     slope of 1.  Rounded to three digits of their errors.  None for equal outcomes, one bin, or separation.  Source:
     Cox, Biometrika 45 (1958).
     """
@@ -524,7 +524,7 @@ def _parts(numbers: Numbers, name: str, published: PublishedFigures) -> tuple[Re
 
 
 class DecisionThreshold(NamedTuple):
-    """What comes of acting on all records with a predicted probability of `at` or more."""
+    """The result of acting on all records with a predicted probability of `at` or more."""
 
     at: float
     sensitivity: float
@@ -576,6 +576,6 @@ def _calibration_error(numbers: Numbers, name: str) -> float:
 
 
 def read(path: Path) -> Evaluation:
-    """Read the file.  Raises ConfigError where it is missing or invalid."""
+    """Read the file.  Raises ConfigError if it is missing or invalid."""
     advice = "The sites make it together: fedgossip evaluate MODEL EXPERIMENT.toml."
     return read_sums_file(Evaluation, path, FORMAT, "evaluation there", advice)

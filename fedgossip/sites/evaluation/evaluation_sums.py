@@ -1,15 +1,16 @@
-"""The numbers by which sites judge one model together: whole, so that only their exact sum is visible.
+"""The numbers with which sites evaluate one model together: whole, so that only their exact sum is visible.
 
     first round     number of sites, and of sites per group of records
-    second round    over records: right answers, losses, confusion; per outcome, histograms of its probability among
+    second round    over records: right outputs, losses, confusion; per outcome, histograms of its probability for
                     the records with it and without it; the same per group with enough sites; the hundredth of the
                     range that contains a site's own score
 
 A number x counts as the whole number nearest to x 2^104: figures equal those of all records in one place to 1e-12.  An
 AUROC is exact to the width of its histograms' bins.
 
-Under a budget there is one round, to whose numbers each site adds noise that hides every record from everybody: one
-release of a Gaussian mechanism (`column_sums`).  They are few, for each costs noise on all.  No torch here.
+Under a budget there is one round.  Each site adds noise to its numbers that hides every record from all participants:
+one release of a Gaussian mechanism (`column_sums`).  The numbers are few, because each increases the noise on all.  No
+torch here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BINS = 256
 """Number of bins of a probability histogram: steps of log-odds from -16 to 16; the end bins are open."""
 EDGES = 1 / (1 + np.exp(-np.linspace(-16, 16, BINS - 1)))
 PLACES = 100
-"""Parts of the range of a site's own score."""
+"""Number of parts of the range of a site's own score."""
 LARGEST = 40
 """Bits of the largest label or prediction of a regression."""
 SITES = 3
@@ -50,9 +51,9 @@ NOISY_BINS = 20
 """Number of bins of a probability histogram: steps of log-odds from -5 to 5; the end bins are open."""
 NOISY_EDGES = 1 / (1 + np.exp(-np.linspace(-5, 5, NOISY_BINS - 1)))
 DECILES = 10
-"""Parts of equal width that compare predicted probabilities with observed shares."""
+"""Number of parts of equal width that compare predicted probabilities with observed shares."""
 SHIFT = 104
-"""Bits behind the point."""
+"""Number of fractional bits."""
 RECORDS = 1 << 31
 """Maximum number of records of a site."""
 
@@ -110,14 +111,14 @@ class NoisyNumbers:
 
     @property
     def bounds(self) -> Mapping[Name, int]:
-        """Return the largest magnitude of each number of a site."""
+        """Return the maximum magnitude of each number of a site."""
         room = math.ceil(MOST * (self.grains / GRAIN + 1))
         return {name: (RECORDS + room) * unit for name, unit in self.units.items()}
 
     # --- at a site ------------------------------------------------------------------------------------------------
 
     def of_records(self, answers: Values, y: npt.NDArray[np.generic], groups: Places | None) -> dict[Name, int]:
-        """Return the noiseless numbers of records with labels y [m], answers [m, k] and places of their groups [m]."""
+        """Return the noiseless numbers of records with labels y [m], outputs [m, k] and indices of their groups [m]."""
         table = np.zeros((len(self.classes),) * 2, np.int64)
         truth, answered = y.astype(np.int64), answers.argmax(axis=1)
         np.add.at(table, (truth, answered), 1)
@@ -162,7 +163,7 @@ class NoisyNumbers:
     # --- of all sites ---------------------------------------------------------------------------------------------
 
     def moved(self, numbers: Numbers, sites: int, draw: np.random.Generator) -> Numbers:
-        """Return the sums over so many sites with a further draw of noise on top of their own."""
+        """Return the sums over `sites` with a further draw of noise added."""
         grains = np.rint(draw.normal(0, self.grains * math.sqrt(sites), len(self.units))).astype(np.int64).tolist()
         return {name: numbers[name] + divided(one * unit, GRAIN)
                 for (name, unit), one in zip(self.units.items(), grains, strict=True)}  # fmt: skip
@@ -215,9 +216,9 @@ def _within(value: int, most: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SiteAnswers:
-    """A model's answers at one site: `answers` [m, k] as `LoadedModel` gives them, for records with labels y.
+    """A model's outputs at one site: `answers` [m, k] from `LoadedModel`, for records with labels y.
 
-    `groups`: each record's group by place, [m].  `trained`: (loss, right) of the site's training records, where `y` are
+    `groups`: each record's group index, [m].  `trained`: (loss, right) of the site's training records, if `y` are
     others; `flagged`: whether its membership test distinguishes them.
     """
 
@@ -273,7 +274,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
-        """Return the largest magnitude of each number of a site, in the order of the vector."""
+        """Return the maximum magnitude of each number of a site, in the order of the vector."""
         found: dict[Name, int] = {("sites",): 1}
         if self.noise:
             return {**found, **self.noisy.bounds}
@@ -296,7 +297,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @cached_property
     def noisy(self) -> NoisyNumbers:
-        """Return the numbers of a model that is evaluated under a budget."""
+        """Return the numbers of a model evaluated under a budget."""
         return NoisyNumbers(self.classes, self.outcomes, self.groups, self.noise)
 
     @property
@@ -343,8 +344,8 @@ def presence(layout: EvaluationLayout, site: SiteAnswers) -> dict[Name, int]:
 
 
 def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, node: int, least: int) -> dict[Name, int]:
-    """Return a site's numbers of the second round; `least` records make a group of a site.  Raises ConfigError for too
-    large numbers.
+    """Return a site's numbers of the second round; `least` records make a group of a site.  Raises ConfigError for
+    numbers that are too large.
     """
     found = _of_records(layout, site, ()) | _trained(site)
     for place, group in enumerate(layout.groups):
@@ -435,13 +436,13 @@ def score_of(layout: EvaluationLayout, numbers: Numbers, where: Name) -> float |
 
 
 TINY = 1e-300
-"""A probability counts as no smaller: its loss is at most 691."""
+"""Minimum probability in a loss, which is then at most 691."""
 
 Answers = npt.NDArray[np.float64]
 
 
 def losses_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> Answers:
-    """Return the loss of each record, float64 [m], of answers [m, k] as `LoadedModel` gives them.
+    """Return the loss of each record, float64 [m], of outputs [m, k] from `LoadedModel`.
 
     Minus the log probability of the true class; of several labels the sum; of numbers the mean squared error, in the
     labels' units.  Raises ConfigError for text.
@@ -458,7 +459,7 @@ def losses_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> Answer
 
 
 def right_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_] | None:
-    """Return whether each answer is right, bool [m]: of several labels all of them; None where answers are numbers."""
+    """Return whether each output is right, bool [m]: of several labels all of them; None if outputs are numbers."""
     if kind == CLASSIFICATION:
         return np.asarray(answers.argmax(axis=1) == y)
     if kind == MULTI_LABEL:
@@ -470,7 +471,7 @@ ROUNDS = 2
 
 
 class EvaluationTask(PooledSumsTask):
-    """Answers of the model at the local sites, by their ids; other sites run elsewhere."""
+    """The model's outputs at the local sites, by their ids; other sites run elsewhere."""
 
     again = "Evaluate"
 
@@ -487,7 +488,7 @@ class EvaluationTask(PooledSumsTask):
         """Noisy sums are drawn once per site; a repeated request returns the same numbers."""
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        """Return a site's sums of a round.  Raises TrainingError if the first round collected nothing."""
         if self.layout.noise:
             return self._hidden(job.node)
         site = self._sites[job.node]

@@ -1,6 +1,6 @@
 """The columns of a regression, from the agreed statistics: categories against the first, numbers by their scale.
 
-Sums dominated by few records disclose these, so a site checks its effective records at a point:
+Sums dominated by few records disclose them, so a site checks its effective records at a point:
 
     n       = sum of w / max of (w, unit)          w: the working weights of the records, unit: a record's at the start
     n_j     = sum of w x_j^2 / max of w x_j^2      x_j: the scaled column of one coefficient
@@ -31,11 +31,11 @@ RECORDS_EACH = 5
 
 @dataclass(frozen=True)
 class DesignColumns:
-    """Each column of a design matrix but the intercept."""
+    """Each column of a design matrix except the intercept."""
 
     names: tuple[str, ...]
     places: tuple[int, ...]
-    """Place of each column among the features of a table."""
+    """Index of each column in the features of a table."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     against: tuple[str, ...]
@@ -45,7 +45,7 @@ class DesignColumns:
 
 
 def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without: Sequence[str] = ()) -> DesignColumns:
-    """Return the columns of a model `of` a kind, with further `coefficients` beside them, `without` some.
+    """Return the columns of a model `of` a kind, with `coefficients` further ones, `without` some columns.
 
     Raises ConfigError for no or too many columns, too few records, and disclosing categories.
     """
@@ -87,7 +87,7 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
 
 
 def codes_of(agreed: AgreedTable, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the columns of a design by source column, where each is of categories or of two values; else none."""
+    """Return the columns of a design by source column, if each is of categories or of two values; else none."""
     levels = {one.name: one.levels for one in agreed.columns}
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
@@ -105,7 +105,7 @@ def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
 
 
 def check_outcome(agreed: AgreedTable) -> None:
-    """Raise ConfigError for an outcome, or a time to an event, that has one value at all sites."""
+    """Raise ConfigError for an outcome, or a time to an event, with one value at all sites."""
     name = agreed.schema.labels[0].name
     (known,) = (one for one in agreed.columns if one.name == name)
     if known.deviation == 0 or len(known.categories) == 1:
@@ -114,8 +114,8 @@ def check_outcome(agreed: AgreedTable) -> None:
 
 
 def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
-    """Raise ConfigError for columns with a category so rare that a sum discloses its records; for numbers with few
-    distinct values too.
+    """Raise ConfigError for columns with a category so rare that a sum discloses its records, and for numbers with few
+    distinct values.
     """
     names = {one.name for one in columns}
     for one in (column for column in agreed.columns if column.name in names):
@@ -138,9 +138,9 @@ FAR = "as some are far out in"
 TWO = 2.0
 """Effective number of a column's records at a point that is enough, unless two are nearly all."""
 OF_TWO = 0.75
-"""Largest share of two records in a column's sum of squares there."""
+"""Maximum share of two records in a column's sum of squares at such a point."""
 OF_ONE, MANY = 0.75, 20
-"""Largest share of one record in a sum of squared residuals, of so many records or more."""
+"""Maximum share of one record in a sum of squared residuals of at least the second number of records."""
 LOOK = (
     "The command of the site that refused prints the column, as its metrics.jsonl has it; the coordinator's names the "
     "site: values far out, or a rare category, carry the column's sum, or its coefficients diverge. Declare its bounds "
@@ -149,7 +149,7 @@ LOOK = (
 
 
 def effective(weights: Values, unit: float = 0.0) -> float:
-    """Return the effective number of records [m] with these weights, all >= 0; 0 where all are 0."""
+    """Return the effective number of records [m] with these weights, all >= 0; 0 if all are 0."""
     largest = max(float(weights.max(initial=0.0)), unit)
     return float(weights.sum()) / largest if largest > 0 else 0.0
 
@@ -157,12 +157,12 @@ def effective(weights: Values, unit: float = 0.0) -> float:
 def too_few(
     weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float, begin: Values | None = None
 ) -> str:
-    """Return in words a sum with fewer than `least` effective records; "" where all have enough.
+    """Return in words a sum with fewer than `least` effective records; "" if all have enough.
 
-    Of a column a quarter of the number without weights is enough, but two, or half of fewer than four: no record is
-    more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.  `begin`: weights
-    by outcomes at the start, [m]; then two are enough, or as many as at the start, for an honest point has few of a
-    column with much of such weights.
+    For a column a quarter of the number without weights is enough, but at least two, or half of fewer than four: no
+    record is more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
+    `begin`: weights by outcomes at the start, [m]; then two are enough, or the number at the start, because an honest
+    point has few of a column with much of such weights.
     """
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
@@ -181,15 +181,15 @@ def too_few(
 
 
 def _of_two(parts: Values) -> float:
-    """Return the share of the two largest in a sum; 0 of nothing."""
+    """Return the share of the two largest in a sum; 0 for an empty one."""
     total = float(parts.sum())
     return float(np.partition(parts, -2)[-2:].sum()) / total if total > 0 else 0.0
 
 
 def carried_by_one(columns: Sequence[tuple[str, Values]]) -> str:
-    """Return in words the columns whose squares [m] are those of one record nearly; "" without any.
+    """Return in words the columns whose sum of squares [m] is nearly one record's; "" without any.
 
-    Of few squares, as of a category, one is often most: a record far out is it of all records too.
+    With few squares, as of a category, one often dominates; an outlying record also dominates the sum of all records.
     """
     many = ((name, squares) for name, squares in columns if np.count_nonzero(squares) >= MANY)
     few = [repr(name) for name, squares in many if squares.max() > OF_ONE * squares.sum()]
@@ -197,7 +197,7 @@ def carried_by_one(columns: Sequence[tuple[str, Values]]) -> str:
 
 
 def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:
-    """Return the agreed quartiles of each column of numbers with many different values, rounded, by which to cut it."""
+    """Return the agreed quartiles of each column of numbers with many distinct values, rounded, as cut points."""
     found = {}
     for one in agreed.columns:
         ends = sorted({float(f"{one.quantiles[share]:.2g}") for share in ("0.25", "0.5", "0.75") if one.quantiles})
@@ -207,7 +207,7 @@ def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:
 
 
 def words_instead(name: str, agreed: AgreedTable) -> str:
-    """Return the advice where a column that groups records is none of words: another, or how codes become words."""
+    """Return the advice if a column that groups records has no words: another column, or how codes become words."""
     numbers = [one.name for one in agreed.columns if not (one.categories or one.label)]
     if name in numbers:
         codes = f'[data.columns.{json.dumps(name, ensure_ascii=False)}] categories = ["0", "1"]'

@@ -1,6 +1,6 @@
 """Tables with the predictions of a common fit for each row: `fedgossip predict` and `evaluate`.
 
-Of generalised linear models with 95 % intervals, and of proportional hazards.
+For generalised linear models with 95 % intervals, and for proportional hazards.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def marks_of(table: CsvColumns, encoding: TableEncoding, bounds: Bounds) -> Mapping[str, list[str]]:
-    """Return a column that marks, in each row, numbers outside of the agreed bounds and filled empty cells.
+    """Return a column that marks, in each row, numbers outside the agreed bounds and filled empty cells.
 
-    {} where no row has any.
+    {} if no row has any.
     """
     table, known = declared(table, encoding), {name: (low, high) for name, low, high in bounds}
     found: list[list[str]] = [[] for _ in range(len(table))]
@@ -80,7 +80,7 @@ def cells_of(values: Values) -> list[str]:
 
 
 def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
-    """Return the number of records of a CSV file, and how well the fit predicts their outcomes.
+    """Return the number of records of a CSV file, and measures of the fit's predictions of their outcomes.
 
     Raises ConfigError for other columns or outcomes.
     """
@@ -130,7 +130,7 @@ def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
-    """Return the number of records of a CSV file, and how well the fit predicts the order and number of their events.
+    """Return the number of records of a CSV file, and measures of the predicted order and number of their events.
 
     Raises ConfigError for other columns, times and events.
     """

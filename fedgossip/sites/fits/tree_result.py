@@ -52,7 +52,7 @@ class TreesFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trees: int
     """Number of trees of each output."""
     whole: bool
-    """Whether growth is complete: all requested trees, or all that had any gain."""
+    """Whether growth is complete: all requested trees, or all trees with any gain."""
     leaves: int
     losses: tuple[float, ...]
     """Mean loss of a record before each tree, rounded to the possible change by `suppress` records."""
@@ -61,11 +61,11 @@ class TreesFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     opened: int
     """Number of disclosed sums over one bin of one node."""
     small: int
-    """Number of them over fewer records than data.suppress."""
+    """Number of these sums over fewer records than data.suppress."""
 
 
 def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
-    """Return the result of the growth; None where the first round is incomplete."""
+    """Return the result of the growth; None if the first round is incomplete."""
     d = growing.layout.design
     if not growing.begun:
         return None
@@ -154,17 +154,17 @@ class TreeOptions:
     l2: float = 1.0
     """Added to the sum of h of a leaf: it keeps small leaves near zero."""
     min_child_weight: float = 1.0
-    """Least sum of h on each side of a split."""
+    """Minimum sum of h on each side of a split."""
     min_records: int = 0
-    """Least number of records on each side of a split; 0: the larger of 10 and data.suppress."""
+    """Minimum number of records on each side of a split; 0: the larger of 10 and data.suppress."""
     max_bins: int = 32
-    """Bins of a column."""
+    """Maximum number of bins of a column."""
     bin_records: int = 0
-    """Least number of a node's records for each of a column's bins: smaller nodes report neighbouring bins as one."""
+    """Minimum number of a node's records for each of a column's bins: smaller nodes report neighbouring bins as one."""
 
 
 def tree_options(source: str) -> TreeOptions:
-    """Return the options in `source`.  Raises ConfigError for an unknown one, and for one outside its limits."""
+    """Return the options in `source`.  Raises ConfigError for an unknown option, and for one outside its limits."""
     size, _, query = source.partition(":")[2].partition("?")
     found = _SIZE.fullmatch(size)
     if found is None:

@@ -1,13 +1,13 @@
-"""The numbers by which sites grow boosted trees: whole, so that only their exact sum is visible.
+"""The numbers with which sites grow boosted trees: whole, so that only their exact sum is visible.
 
-    first round       records per class, or the sum of the outcomes: the first margins follow
+    first round       records per class, or the sum of the outcomes, which give the first margins
     further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h;
-                      records and h in one number where both fit
+                      records and h in one number if both fit
 
 Sites receive the ensemble with its open nodes and return the sums there.  The coordinator's step is a function of both,
-so everybody computes the same trees; an incomplete round is repeated.
+so all participants compute the same trees; an incomplete round is repeated.
 
-Where both fit, 64 bits hold the records above `bits` bits of h: h is at most 2^28 in units of 2^-30, and no site has
+If both fit, 64 bits hold the records above `bits` bits of h: h is at most 2^28 in units of 2^-30, and no site has
 `most` records.
 """
 
@@ -56,7 +56,7 @@ RECORDS = 1 << 22
 LARGEST = 1 << 52
 """Maximum magnitude of a site's number: float64 represents every whole number up to here."""
 LOSS_SHIFT = 20
-"""Bits behind the point of a site's loss."""
+"""Number of fractional bits of a site's loss."""
 SLOTS = 1024
 """Maximum number of open nodes in one sum."""
 
@@ -93,7 +93,7 @@ class PackedCounts:
 
 
 def packed_counts(records: int, sites: int) -> PackedCounts | None:
-    """Return the layout for `sites` with so many records together; None where both do not fit."""
+    """Return the layout for `sites` with `records` in total; None if both do not fit."""
     own, all_sites = records.bit_length(), (sites - 1).bit_length()
     bits = H_BITS + own + all_sites
     return PackedCounts(bits, 1 << own) if sites and bits + own + all_sites <= ROOM else None
@@ -101,7 +101,7 @@ def packed_counts(records: int, sites: int) -> PackedCounts | None:
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """A site's records: the bin of each cell [m, columns], outcomes y [m] as `gradients` takes them."""
+    """A site's records: the bin of each cell [m, columns], outcomes y [m] in the form of `gradients`."""
 
     bins: Whole
     y: Floats
@@ -119,17 +119,17 @@ class TreesLayout:
 
     @cached_property
     def packed(self) -> PackedCounts | None:
-        """The layout of records and h in one number; None where they are separate."""
+        """The layout of records and h in one number; None if they are separate."""
         return None if self.design.loss == SQUARES else packed_counts(self.design.records, self.design.sites)
 
     @property
     def channels(self) -> int:
-        """Numbers per bin: records, g, and h where it is neither a count nor packed with the records."""
+        """Numbers per bin: records, g, and h if it is neither a count nor packed with the records."""
         return 2 if self.design.loss == SQUARES or self.packed else 3
 
     @cached_property
     def slots(self) -> int:
-        """Maximum number of open nodes in a level: each has records enough for two."""
+        """Maximum number of open nodes in a level: each has enough records for two."""
         d = self.design
         each = max(1, min(1 << (d.depth - 1), d.records // (2 * d.min_records)))
         return min(SLOTS, d.outputs * each)
@@ -151,7 +151,7 @@ class TreesLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Sums over all sites that the coordinator sees, in words."""
+        """Sums over all sites that the coordinator receives, in words."""
         d = self.design
         first = f"the sum of {d.outcome}" if d.loss == SQUARES else f"those of each class of {d.outcome}"
         level = f"{self.bins.count} bins of {len(d.columns)} columns in each of at most {self.slots} nodes"
@@ -194,7 +194,7 @@ class TreesLayout:
 
 
 class GrowingTrees:
-    """The ensemble in a vector, and its transitions; `x` is a copy that it may change."""
+    """The ensemble in a vector, and its transitions; it may change `x`, which is a copy."""
 
     def __init__(self, layout: TreesLayout, x: Vector) -> None:
         """Raises ConfigError for a vector that is no ensemble."""
@@ -243,7 +243,7 @@ class GrowingTrees:
         return TreeNodes(self._info[number, output].astype(np.int64), self._value[number, output])
 
     def whole_trees(self, count: int) -> Floats:
-        """Return all data that the margins by the first trees depend on, as one array."""
+        """Return all data that determine the margins by the first trees, as one array."""
         return np.concatenate([self.base, self._info[:count].reshape(-1), self._value[:count].reshape(-1)])
 
     def open_nodes(self) -> list[tuple[int, int]]:
@@ -332,9 +332,9 @@ class GrowingTrees:
     # --- what may follow ------------------------------------------------------------------------------------------
 
     def broken(self, after: GrowingTrees) -> str:
-        """Return why an ensemble does not follow from this one by the sums of one level; "" where it may.
+        """Return why an ensemble cannot follow from this one by the sums of one level; "" if it can.
 
-        All else stays but open nodes, which turn into leaves, or splits with `min_records` on each side.
+        Everything else stays, except open nodes, which turn into leaves, or splits with `min_records` on each side.
         """
         if self.over:
             return "the trees were whole"
@@ -522,7 +522,7 @@ def _total(values: Whole) -> int:
 
 
 def grown_alone(layout: TreesLayout, table: SiteTable) -> Vector:
-    """Return the ensemble of one table alone: several sites grow the same trees, to the bit."""
+    """Return the ensemble of one table: several sites grow the same trees, to the bit."""
     x, site, server = layout.initial(), SiteMargins(layout, table), TreesServer(layout)
     while not server.over(x):
         x = stepped(layout, x, site.numbers(x), 1)

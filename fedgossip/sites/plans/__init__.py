@@ -2,7 +2,7 @@
 
 It imports `plans`, `data.agreed` and `sites`.  Each is a federated run whose vector is sums of whole numbers (`sums`).
 
-All exact sums of a run are of the same sites: the coordinator keeps to those of the first, and a site consents to no
-other, in later runs of the same numbers neither (`plans.federated.ledger`).  A site's task checks what it received
-before it answers (`SumsTask.check`), and that enough records count.
+All exact sums of a run are of the same sites: the coordinator keeps those of the first sum, and a site consents to no
+others, also in later runs of the same numbers (`plans.federated.ledger`).  Before it replies, a site's task checks the
+received vector (`SumsTask.check`), and that enough records count.
 """

@@ -1,4 +1,4 @@
-"""Sites judge one model together: a federated run of exact secure sums, with noise under a budget.
+"""Sites evaluate one model together: a federated run of exact secure sums, with noise under a budget.
 
 Each evaluates on the records held out from its training (data.local_test), else on all.
 """
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, EvaluationLayout]:
-    """Return the plan by which an experiment's sites judge a model of these facts, and its numbers.
+    """Return the plan with which an experiment's sites evaluate a model of these facts, and its numbers.
 
-    Raises ConfigError without secure sums, beside a budget that hides clients, and for unknown groups.
+    Raises ConfigError without secure sums, with a budget that hides clients, and for unknown groups.
     """
     if not isinstance(experiment, FederatedExperiment):
         text = "no [coordinator]: sites judge a model by sums over clients"
@@ -71,14 +71,14 @@ def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[Federati
 
 
 def stated_evaluation(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, PlanStatement]:
-    """Return the run in which the sites judge a model of these facts, and its plan, valid for this model alone."""
+    """Return the run in which the sites evaluate a model of these facts, and its plan, valid only for this model."""
     plan, layout = evaluation_plan(experiment, facts)
     plan, task, _ = evaluation_task(plan, layout, experiment, None, [])
     return plan, statement_of(plan, task, opened_by(layout))
 
 
 def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
-    """Return the sums over all sites that the coordinator sees, in words."""
+    """Return the sums over all sites that the coordinator receives, in words."""
     of = "that each site has kept from its training" if layout.kept else "of each site, also those trained on"
     lines = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
             f"the number of records, {layout.score}, and a histogram of its answers for each outcome"]  # fmt: skip
@@ -127,7 +127,7 @@ def evaluation_task(
 def _answers(
     layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, node: NodeId, examples: SharedExamples
 ) -> SiteAnswers:
-    """Return the model's answers to a site's records.  Raises ConfigError for too few."""
+    """Return the model's outputs for a site's records.  Raises ConfigError for too few."""
     judged, trained = parted(experiment, node, examples)
     least = experiment.data.suppress
     if len(judged) < least:
@@ -152,7 +152,7 @@ Asked = tuple[np.ndarray, np.ndarray]
 
 
 def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
-    """Return the membership test of (answers, labels) of records trained on and of others.  Raises ConfigError."""
+    """Return the membership test of (outputs, labels) of training records and of others.  Raises ConfigError."""
     losses = [losses_of(kind, *side) for side in (trained, others)]
     right = [right_of(kind, *side) for side in (trained, others)]
     both = (right[0], right[1]) if right[0] is not None and right[1] is not None else None
@@ -160,9 +160,9 @@ def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
 
 
 def asked(model: LoadedModel, examples: Dataset) -> Asked:
-    """Return a model's answers to scaled examples, and their labels in their original units.
+    """Return a model's outputs for scaled examples, and their labels in their original units.
 
-    Raises TrainingError for answers that are no finite numbers.
+    Raises TrainingError for outputs that are no finite numbers.
     """
     y = examples.in_units(examples.y) if examples.label_mean else examples.y
     answers = model.of_scaled(examples)
@@ -175,7 +175,7 @@ def asked(model: LoadedModel, examples: Dataset) -> Asked:
 
 
 def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tuple[np.ndarray, np.ndarray]:
-    """Return the evaluation records of a site, and its training records: none where all are evaluated."""
+    """Return the evaluation records of a site, and its training records: none if all are evaluated."""
     share, mine = experiment.data.local_test, examples.shares[node]
     if not share:
         return mine, mine[:0]

@@ -1,6 +1,6 @@
 """Runs of exact sums over sites: statistics (two rounds), and every kind of fit, by the first word of model.source.
 
-FAMILIES has a line for each family of statistics (`sites/fits/families`).
+FAMILIES has a row for each family of statistics (`sites/fits/families`).
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ FAMILY_RUNS = tuple(map(_run_of, FAMILIES.values()))
 
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in glm.FAMILIES}
 STEPS, SCORING = 16, 32
-"""Maximum number of Newton steps, of which five to eight are usual, and of Fisher's of a gamma model, some ten."""
+"""Maximum number of Newton steps (five to eight are usual), and of Fisher's steps of a gamma model (about ten)."""
 
 
 def family_of(source: str) -> str:
-    """Return the family that model.source names.  Raises ConfigError for an unknown one."""
+    """Return the family in model.source.  Raises ConfigError for an unknown one."""
     kind, _, family = source.partition("?")[0].partition(":")
     if kind != GLM or family not in glm.FAMILIES:
         advice = (
@@ -277,7 +277,7 @@ GLM_RUN = SumsRun(
 COX_STEPS = 16
 """Maximum number of Newton steps; four to seven are usual."""
 COX_LEAST = 10
-"""Minimum number of events of a reported time where no other is set; data.suppress where that is more."""
+"""Default minimum number of events of a reported time; data.suppress if that is larger."""
 COX_NUMBERS = 1 << 16
 """Maximum number of whole numbers in a sum: 2 MiB."""
 COX_RIDGES = 1e9
@@ -427,7 +427,7 @@ FITS: Sequence[SumsRun] = (GLM_RUN, TREES_RUN, SURVIVAL_RUN, COX_RUN, *FAMILY_RU
 
 
 def run_of(experiment: Experiment) -> SumsRun | None:
-    """Return the kind of fit that model.source names; None for a model that is trained."""
+    """Return the kind of fit in model.source; None for a trained model."""
     word = re.split("[:?]", experiment.model.source, maxsplit=1)[0]
     return next((one for one in FITS if one.name == word), None)
 
@@ -438,13 +438,13 @@ def is_fit(experiment: Experiment) -> bool:
 
 
 def planned_fit(experiment: Experiment) -> PlannedFit:
-    """Return the fit of an experiment, planned.  Raises ConfigError as `planned`, and where model.source names none."""
+    """Return the planned fit of an experiment.  Raises ConfigError as `planned`, and if model.source names none."""
     run = run_of(experiment)
     return planned(run if run is not None else FITS[0], experiment)
 
 
 def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether the sites, all of whose files are here, fit the experiment with these columns cut."""
+    """Return whether the sites, whose files are all on this machine, fit the experiment with these columns cut."""
     held = range(experiment.coordinator.clients)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / run_format.AGREED
@@ -462,7 +462,7 @@ def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Seque
 
 
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
-    """Return the run of a fit, and its plan as all sites have it; None for an experiment without a fit.
+    """Return the run of a fit, and its plan, the same at all sites; None for an experiment without a fit.
 
     Until the statistics are agreed, its plan is theirs.  Raises ConfigError as the fit, before it reads a site's own
     file.
@@ -479,7 +479,7 @@ def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] |
 def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
     """Return the plan of the run that computes the statistics of an experiment, and their schema.
 
-    Raises ConfigError without secure sums, columns or bounds, and beside a budget that hides clients.
+    Raises ConfigError without secure sums, columns or bounds, and with a budget that hides clients.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -500,14 +500,14 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
 
 
 def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
-    """Return the run that computes the statistics of an experiment, and its plan as a run of its own."""
+    """Return the run that computes the statistics of an experiment, and its plan as a separate run."""
     plan, schema = statistics_plan(experiment)
     plan, task, _ = statistics_task(plan, schema, [])
     return plan, statement_of(plan, task, opened_by(task), schema)
 
 
 def opened_by(task: StatisticsTask) -> tuple[str, ...]:
-    """Return the sums over all sites that the coordinator sees, in words."""
+    """Return the sums over all sites that the coordinator receives, in words."""
     columns = task.layout.schema.columns
     categories = sum(bool(one.categories) for one in columns)
     parts = ["how many records"]

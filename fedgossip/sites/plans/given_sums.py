@@ -1,4 +1,4 @@
-"""Statistics and fits over a transport of the user's own: any object with `sum(numbers) -> numbers`, at every site.
+"""Statistics and fits over a user's transport: any object with `sum(numbers) -> numbers`, at every site.
 
     encoding = encoding_of_agreement(experiment)          # for SumClient and SumServer, the same at all sites
     table = agree_by_sums(experiment, site, sums)         # then written to data.agreed, as `fedgossip data agree` does
@@ -6,7 +6,7 @@
     result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
 
 Each round calls `sum` once with this site's whole numbers; all sites compute the same result, and check each state
-(`SumsTask.check`).  The caller keeps approvals and ledgers.
+(`SumsTask.check`).  The caller is responsible for approvals and ledgers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedgossip.sites.plans.fits import agreed_from, planned_fit, statistics_plan
 
 
 class GivenSums(Protocol):
-    """The sum over all sites, over whatever transport."""
+    """The sum over all sites, over any transport."""
 
     def sum(self, numbers: Sequence[int], /) -> Sequence[int]:
         """Return the sums of all sites' numbers, in the same order; whole numbers of up to 512 bits."""
@@ -59,7 +59,7 @@ def _encoding(exact: ExactSums | None) -> ExactEncoding:
 def agree_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> AgreedTable:
     """Return the statistics of all sites' tables.
 
-    Raises ConfigError for a table that does not fit, and beside a budget; TooFewPeersError; RoundAbandoned for a sum
+    Raises ConfigError for a table that does not fit, and with a budget; TooFewPeersError; RoundAbandoned for a sum
     outside the agreed numbers.
     """
     if experiment.budget is not None:

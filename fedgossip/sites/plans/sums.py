@@ -52,7 +52,7 @@ def noise_of(experiment: Experiment) -> float:
 
 
 def check_exact(experiment: FederatedExperiment, are: str, disclosed: str) -> None:
-    """Raise ConfigError without secure sums, and beside a budget; `are`: "a fit is", `disclosed`: the exact results."""
+    """Raise ConfigError without secure sums, and with a budget; `are`: "a fit is", `disclosed`: the exact results."""
     check_secure(experiment, are)
     if (unit := experiment.coordinator.privacy.unit) != "none":
         text = f"coordinator.privacy.unit = {unit}: {disclosed} exact, beside a budget"
@@ -111,7 +111,7 @@ def sites_that_fit(
 def asking(
     plan: FederationPlan, task: Task, refused: Mapping[NodeId, ConfigError]
 ) -> tuple[FederationPlan, Task, Mapping[NodeId, ConfigError]]:
-    """Return the arguments, with the plan of a run whose sites check requests as their task does."""
+    """Return the arguments, with the plan of a run whose sites check requests by their task."""
     return replace(plan, questions=task), task, refused
 
 
@@ -146,26 +146,28 @@ class SumsRun:
     file: str
     """File of its result."""
     kinds: Callable[[str], Sequence[str]]
-    """Returns the kinds of task that a model.source is for.  Raises ConfigError for an invalid one."""
+    """Returns the kinds of task for a model.source.  Raises ConfigError for an invalid one."""
     layout: Callable[[FederatedExperiment, AgreedTable], Any]
-    """Returns the position of each number in a vector.  Raises ConfigError for what may not be summed."""
+    """Returns the position of each number in a vector.  Raises ConfigError for columns that may not be summed."""
     rounds: Callable[[Any], int]
     """Returns the maximum number of rounds of a layout."""
     read: Callable[[Any, AgreedTable, TableFile], Any]
     """Returns a site's records for a layout.  Raises ConfigError for an unsuitable file, and for too few records."""
     task: Callable[[Any, Mapping[NodeId, Any], int], SumsTask]
-    """Returns the task of a layout with the records of these sites, of which `suppress` or more count in each sum."""
+    """Returns the task of a layout with the records of these sites; `suppress` or more of them count in each sum."""
     result: Callable[[Any, AgreedTable, Vector, int], Any]
-    """Returns the file's contents by the layout, of sums over so many sites; None after too few rounds."""
+    """Returns the file's contents by the layout, from sums over the given number of sites; None after
+    too few rounds.
+    """
     server: Callable[[Any], Any] | None = None
-    """Returns the rule by which the coordinator makes the next model; without it sums are added at their places."""
+    """Returns the coordinator's rule for the next model; without it sums are added at their positions."""
     model: Callable[[Any, AgreedTable, Vector], WholeModel | None] | None = None
-    """Returns the model that `fedgossip predict` and `evaluate` can use; without it the result is none."""
+    """Returns the model for `fedgossip predict` and `evaluate`; without it the result is no model."""
 
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """A fit of an experiment: its kind, the run that makes its sums, their layout, and what the sites agreed on."""
+    """A fit of an experiment: its kind, the run that computes its sums, their layout, and the agreed statistics."""
 
     run: SumsRun
     plan: FederationPlan
@@ -182,7 +184,7 @@ class PlannedFit:
         return asking(plan, self.run.task(self.layout, sites, self.agreed.suppress), refused)
 
     def accepted(self, held: Sequence[NodeId], least: int) -> bool:
-        """Return whether the `held` sites, without another, come to its end where `least` of their records must count.
+        """Return whether the `held` sites alone finish the fit with `least` as the minimum number of counting records.
 
         Raises TrainingError as the fit itself does.
         """
@@ -202,8 +204,7 @@ class PlannedFit:
 def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
     """Return the run of a fit's sums.
 
-    Raises ConfigError without secure sums, beside a budget, before the agreement, for other labels, and as the fit
-    does.
+    Raises ConfigError without secure sums, with a budget, before the agreement, for other labels, and as the fit does.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -226,7 +227,7 @@ def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
 
 
 def layer_model(d: Any, source: str, rows: Values, agreed: AgreedTable) -> WholeModel:
-    """Return a fit as a model that `fedgossip.load_model` can use: `rows` of a linear layer, of the columns of `d`."""
+    """Return a fit as a model for `fedgossip.load_model`: `rows` of a linear layer, of the columns of `d`."""
     encoding, (mean, deviation) = agreed.encoding, agreed.scale
     label = agreed.schema.labels[0]
     facts: dict[str, Any] = {
@@ -281,5 +282,5 @@ def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, ro
 
 
 def from_seed(plan: FederationPlan) -> Draw:
-    """Return draws from the seed, for simulations, which keep no secrets."""
+    """Return draws from the seed, for simulations, which have no secrets."""
     return lambda node, round: stream(plan.experiment.seed, f"{plan.experiment.task.kind} noise", node, round).bytes

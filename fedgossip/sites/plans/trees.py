@@ -110,7 +110,7 @@ def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
 
 
 def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
-    """Return a category's cut, or none.  Raises ConfigError for a rare one that a sum would disclose."""
+    """Return a category's cut, or none.  Raises ConfigError for a rare category that a sum would disclose."""
     if column.counts[k] is None:
         where = f"column {column.name!r}: {column.categories[k]} at too few sites, or of too few records"
         raise ConfigError(where, f"A split by it would tell of them: leave the column out, drop={column.name}.")
@@ -138,7 +138,7 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
 
 
 def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:
-    """Return the trees as a model that `fedgossip predict` can use."""
+    """Return the trees as a model for `fedgossip predict`."""
     d, encoding, (mean, deviation) = growing.layout.design, agreed.encoding, agreed.scale
     classes = d.classes
     facts: dict[str, Any] = {

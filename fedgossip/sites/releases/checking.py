@@ -1,4 +1,4 @@
-"""Checks a release offline, from its file alone, without torch: the signature over every byte, then files and hashes,
+"""Checks a release offline, only from its file, without torch: the signature over every byte, then files and hashes,
 weights, the plan and the sites' signatures, logs and transcripts.
 """
 
@@ -48,12 +48,12 @@ class CheckedRelease:
     release: Release
     logs: tuple[ReleasedLog, ...]
     whose: str
-    """Name of the signer, as far as the keys in the release, or the given ones, contain it."""
+    """Name of the signer, if the keys in the release, or the given ones, contain it."""
     faults: tuple[str, ...]
 
 
 def check(path: Path, known: Path | None = None) -> CheckedRelease:
-    """Check a release; `known`: an endpoints.toml of one's own, which must contain the signer's key.
+    """Check a release; `known`: the user's endpoints.toml, which must contain the signer's key.
 
     Raises ReleaseError for a changed byte, and for signed contents that are no release.
     """

@@ -28,7 +28,7 @@ FURTHEST = 1e-4, 1e4
 
 
 def numbers_of(fit: AnyFit) -> int:
-    """Return how many numbers a fit consists of: coefficients, reported times of a curve, leaves of trees."""
+    """Return the number of numbers of a fit: coefficients, reported times of a curve, leaves of trees."""
     if isinstance(fit, GlmFit | CoxFit):
         return len(fit.coefficients)
     if isinstance(fit, CurveFit):
@@ -147,7 +147,7 @@ def _of_family(fit: FamilyFit) -> list[Markup | None]:
 
 
 def _picture(one: ResultTable) -> Markup | None:
-    """Return a forest plot of the rows with an interval; None for a table without."""
+    """Return a forest plot of the rows with an interval; None for a table without intervals."""
     if one.forest is None:
         return None
     *names, null = one.forest
@@ -161,8 +161,8 @@ def _picture(one: ResultTable) -> Markup | None:
 
 
 def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float]], null: float) -> Markup | None:
-    """Return a plot of (name, estimate, low, high) beside `null`, no effect.  Ratios, whose `null` is 1, stand by
-    logarithm.
+    """Return a plot of (name, estimate, low, high) with a line at `null`, no effect.  Ratios, whose `null` is 1, are on
+    a logarithmic axis.
     """
     there = rows[:COLUMNS]
     ratios = null == 1.0

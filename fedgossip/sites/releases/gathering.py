@@ -83,7 +83,7 @@ class ReleaseSources:
 
     @property
     def keys(self) -> Path | None:
-        """The file of all keys: the given one, or that of a run on this machine."""
+        """The file of all keys: the given one, or the file of a run on this machine."""
         own = self.run / ENDPOINTS
         return self.endpoints or (own if own.is_file() else None)
 
@@ -297,7 +297,7 @@ def privacy_of(
     statistics: AgreedTable | None,
     evaluation: Evaluation | None,
 ) -> ReleasedPrivacy:
-    """Return a run's promises, with its sites' other disclosures: the one source of these numbers.
+    """Return a run's privacy guarantees, with its sites' other disclosures: the one source of these numbers.
 
     Raises ConfigError for a run directory without a federated run.
     """
@@ -346,7 +346,7 @@ def privacy_of(
 
 
 def of_statistics(statistics: AgreedTable | None, budget: PrivacySection, *, counted: bool) -> list[tuple[str, str]]:
-    """Return (what, words) of the statistics that the sites agreed on; `counted`: in the epsilon of the run."""
+    """Return (name, words) of the statistics that the sites agreed on; `counted`: in the epsilon of the run."""
     if statistics is None:
         return []
     title = "What the sites have agreed on before the training"
@@ -358,7 +358,7 @@ def of_statistics(statistics: AgreedTable | None, budget: PrivacySection, *, cou
 
 
 def of_figures(evaluation: Evaluation | None, budget: PrivacySection, worth: float) -> list[tuple[str, str]]:
-    """Return (what, words) of the figures by which the sites judged a model whose run is worth this epsilon."""
+    """Return (name, words) of the sites' evaluation figures of a model; `worth`: the epsilon of its run."""
     if evaluation is None:
         return []
     title = "What the sites have told to judge the model"

@@ -43,7 +43,7 @@ COLUMNS = 40
 def page(
     release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None, fit: AnyFit | None = None
 ) -> str:
-    """Return the page, the same bytes for the same release.  `fit`: of a model that was fitted by sums."""
+    """Return the page, the same bytes for the same release.  `fit`: of a model fitted by sums."""
     body = [
         _use(release, evaluation),
         section_of(fit) if fit is not None else None,

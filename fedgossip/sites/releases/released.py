@@ -1,6 +1,6 @@
 r"""A release: release.json, which describes the model, in a signed zip archive for `fedgossip release verify`.
 
-The signature is the archive's comment, which is the end of the file:
+The signature is the archive's comment at the end of the file:
 
     ... the archive, uncompressed ...  "fedgossip release 1\n"  key, 64 hex digits  "\n"  signature, 128 hex digits
 
@@ -40,7 +40,7 @@ class ReleasedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     weights: str
     """sha256 of `file`."""
     file: str = f"{run_format.MODEL}/{run_format.WEIGHTS}"
-    """Path of the model in the release: tensors, trees, or the fit itself where nothing else is needed."""
+    """Path of the model in the release: tensors, trees, or the fit itself if nothing else is needed."""
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ class ReleasedPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     epsilon: float | None = None
     delta: float | None = None
     words: tuple[tuple[str, str], ...]
-    """(what, text) in the order in which to read them."""
+    """(name, text) in reading order."""
 
 
 class ReleasedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The approval of one site, with its signed line in the release."""
 
     site: int
-    """-1 for a site that joined by an invite, where the release contains no keys."""
+    """-1 for a site that joined by an invite, if the release contains no keys."""
     by: str
     time: str
     until: str
@@ -102,14 +102,14 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     approvals: tuple[ReleasedApproval, ...]
     rounds: int
     clients: int = 0
-    """Number of sites of the plan; 0 in older releases without this field, where `counted` gives it."""
+    """Number of sites of the plan; 0 in older releases without this field, for which `counted` gives it."""
     least: int
     """Minimum number of sites for a round to count."""
     counted: tuple[tuple[int, ...], ...]
-    """Per site the rounds, from 1, whose sum contains it; () where the record does not follow single sites."""
+    """Per site the rounds, from 1, whose sum contains it; () if the record does not follow single sites."""
     logs: tuple[ReleasedLog, ...]
     agreed: str = ""
-    """sha256 of agreed.json; "" where the sites agreed on no statistics."""
+    """sha256 of agreed.json; "" if the sites agreed on no statistics."""
     agreed_file: str = run_format.AGREED
     """Name of that file in the sites' experiment folders; data.agreed."""
     judged: bool = False
@@ -117,13 +117,13 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fit: str = ""
     """The file of the fit by sums over the sites; "" for a trained model."""
     study: tuple[tuple[str, str], ...] = ()
-    """What people agreed on beside the run ([study] of the plan), as (what, text)."""
+    """Agreements of people besides the run ([study] of the plan), as (name, text)."""
     files: dict[str, str]
-    """sha256 of each file of the release but this one."""
+    """sha256 of each file of the release except this one."""
 
     @property
     def fit_alone(self) -> bool:
-        """Whether the release contains the fit alone: a curve, or hazards, which sites cannot judge by sums."""
+        """Whether the release contains only the fit: a curve, or hazards, which sites cannot evaluate by sums."""
         return self.model.file == self.fit
 
     @property
@@ -178,7 +178,7 @@ def _digest(file: BinaryIO, length: int) -> bytes:
 def write_signed(path: Path, contents: Mapping[str, bytes | Path], identity: Identity) -> None:
     """Write a signed archive of `contents`, bytes or files by their names.
 
-    Raises NotWrittenError; there is no file then.
+    Raises NotWrittenError; no file is left then.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -208,7 +208,7 @@ def _archive(file: BinaryIO, contents: Mapping[str, bytes | Path], comment: byte
 
 @dataclass(frozen=True)
 class SignedZip:
-    """An open archive with a valid signature.  `signer`: the public key that it names, in hex."""
+    """An open archive with a valid signature.  `signer`: the public key in it, in hex."""
 
     path: Path
     signer: str
@@ -216,7 +216,7 @@ class SignedZip:
     archive: zipfile.ZipFile
 
     def read(self, name: str) -> bytes:
-        """Return a file of the archive.  Raises ReleaseError where there is none that can be read."""
+        """Return a file of the archive.  Raises ReleaseError if it is missing or unreadable."""
         try:
             return self.archive.read(name)
         except _NO_ARCHIVE as error:
@@ -224,7 +224,7 @@ class SignedZip:
 
 
 _NO_ARCHIVE = (KeyError, ValueError, OSError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile)
-"""Whatever an entry raises that is encrypted, of another method, or not where the directory says."""
+"""All errors of an entry that is encrypted, of another method, or not at the position in the directory."""
 
 
 ASK = "Ask for the file again: it is refused whole."
@@ -232,7 +232,7 @@ ASK = "Ask for the file again: it is refused whole."
 
 @contextlib.contextmanager
 def open_signed(path: Path) -> Iterator[SignedZip]:
-    """Give the verified archive of a file; it stays open, so that no other file can take its place.
+    """Yield the verified archive of a file; it stays open, so no other file can replace it.
 
     Raises ReleaseError for any other file.
     """
@@ -262,7 +262,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _names(path: Path, archive: zipfile.ZipFile, size: int) -> tuple[str, ...]:
-    """Return the checked names in a signed archive: the signer may be anybody."""
+    """Return the checked names in a signed archive, whose signer is not trusted."""
     found = archive.infolist()
     names = tuple(one.filename for one in found)
     plain = all(map(_is_plain, names)) and len(set(names)) == len(names) <= FILES

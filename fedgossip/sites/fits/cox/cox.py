@@ -1,6 +1,6 @@
-"""Cox's regression from sums alone: proportional hazards, with Breslow's or Efron's ties at reported times.
+"""Cox's regression from sums only: proportional hazards, with Breslow's or Efron's ties at reported times.
 
-    hazard     h(t | x) = h0(t) exp(x b)                         h0 of each stratum its own
+    hazard     h(t | x) = h0(t) exp(x b)                         separate h0 per stratum
     at each reported time, over the records at risk  S0 = sum of exp(eta),  S1 = sum of x exp(eta),   eta = x b
     of its d events                                 u  = sum of x, over all reported times
     -2 log L   = -2 (sum of eta over events  -  sum of d log S0)
@@ -12,13 +12,13 @@ Efron's method orders the d events of a time artificially: for l = 0 .. d-1, wit
 - l/d E0 replaces S0 and S1 - l/d E1 replaces S1; a record with its event then has H(t) less the sum of (l/d) / (S0 -
 l/d E0).
 
-M is one matrix over all records, after S0 is available, where the textbook has one per time: it discloses no second
-moment of a risk set.  H at the end is Breslow's cumulative hazard.  Contributions are rounded to 2^-60, so sums are the
-same however records are divided.
+M is one matrix over all records, computed after S0, where the textbook has one per time: it discloses no second moment
+of a risk set.  H at the end is Breslow's cumulative hazard.  Contributions are rounded to 2^-60, so sums do not depend
+on the division of the records.
 
 Sources: Cox, Regression models and life-tables, JRSS B 34 (1972); Breslow, Covariance analysis of censored survival
 data, Biometrics 30 (1974); Efron, The efficiency of Cox's likelihood function for censored data, JASA 72 (1977);
-Harrell et al., Evaluating the yield of medical tests, JAMA 247 (1982).  numpy alone.
+Harrell et al., Evaluating the yield of medical tests, JAMA 247 (1982).  Only numpy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RiskSums:
     s1: Values
     """[s, k, p]."""
     e0: Values | None = None
-    """[s, k], over the reported events alone; None with Breslow's ties."""
+    """[s, k], only over the reported events; None with Breslow's ties."""
     e1: Values | None = None
     """[s, k, p]."""
 
@@ -114,7 +114,7 @@ class RiskSums:
         return found
 
     def _left(self, s: int, k: int) -> tuple[Values, Values]:
-        """Return S0 - l/d E0 and l/d of the events of one time, [d] each; S0 alone with Breslow's ties."""
+        """Return S0 - l/d E0 and l/d of the events of one time, [d] each; only S0 with Breslow's ties."""
         d = int(self.events[s, k])
         share = np.zeros(d) if self.e0 is None else np.arange(d) / d
         return self.s0[s, k] - share * (0.0 if self.e0 is None else self.e0[s, k]), share
@@ -135,12 +135,12 @@ def linear_predictor(columns: Sequence[Values], point: Values) -> Values:
 
 
 def hazards_of(eta: Values) -> Values:
-    """Return exp(eta), each record by itself: numpy's vectorised exp may round differently by position."""
+    """Return exp(eta), record by record: numpy's vectorised exp may round differently by position."""
     return np.fromiter(map(math.exp, eta.tolist()), np.float64, len(eta))
 
 
 def exact_totals(values: Values, cells: Whole, count: int) -> list[int]:
-    """Return the sums of values [m] by their cell [m], each rounded to 2^-60.  Raises ConfigError where a partial sum
+    """Return the sums of values [m] by their cell [m], each rounded to 2^-60.  Raises ConfigError if a partial sum
     would not be exact.
     """
     if not math.fsum(np.abs(values)) < LARGEST:
@@ -162,8 +162,8 @@ def concordance(times: Values, events: npt.NDArray[np.bool_], eta: Values) -> tu
     """Return the number of comparable pairs of records, twice that of pairs ordered as eta predicts, and sums for the
     error.
 
-    Those are, over records with p pairs and twice q ordered ones, of p p, p q and q q (`concordance_error`).  A pair is
-    comparable where the record with the shorter time has its event; an event precedes a censoring at its time, two
+    The sums are, over records with p pairs and twice q ordered ones, of p p, p q and q q (`concordance_error`).  A pair
+    is comparable if the record with the shorter time has its event; an event precedes a censoring at its time, two
     events at one time do not compare.  Equal eta counts a half.
     """
     order = np.lexsort((events, -times)).tolist()
@@ -195,7 +195,7 @@ def concordance(times: Values, events: npt.NDArray[np.bool_], eta: Values) -> tu
 
 
 def _below(ascending: Sequence[float], value: float) -> int:
-    """Return twice how many lie below a value, the same counted once."""
+    """Return twice the number of values below a value, plus the number of equal ones."""
     return bisect.bisect_left(ascending, value) + bisect.bisect_right(ascending, value)
 
 

@@ -32,16 +32,18 @@ class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     time: float
     risk: int
-    """Number of records at risk; those who leave without an event are counted until `design.least` of them have."""
+    """Number of records at risk; records that leave without an event are counted until `design.least` of them have
+    left.
+    """
     events: int
     hazard: float
     """Cumulative hazard of a record with the agreed means and first categories, with two digits of its error: exact
-    ones would give sums over few records.
+    ones would disclose sums over few records.
     """
 
 
 class StratumHazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The records with a hazard of their own, or all."""
+    """The records with a separate hazard, or all."""
 
     name: str
     points: tuple[HazardPoint, ...]
@@ -63,9 +65,9 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     steps: int
     converged: bool
     log_likelihood: float | None
-    """To a multiple of `design.least` where few may leave without an event between two reported times."""
+    """To a multiple of `design.least` if few may leave without an event between two reported times."""
     null_log_likelihood: float | None
-    """Log likelihood without columns, rounded alike; None where other sites took part then."""
+    """Log likelihood without columns, rounded in the same way; None if other sites took part then."""
     ratio: float | None
     """Exact likelihood ratio against no column: chi squared of `freedom` degrees; None with a ridge."""
     freedom: int
@@ -79,15 +81,16 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     covariance: tuple[tuple[float | None, ...], ...]
     """Covariance of the estimates."""
     unused: int | None = 0
-    """Events on the grid after the last reported time: reporting them would disclose the few records left.  None where
-    fewer than `design.least` records have no event on it, which this number would count."""
+    """Events on the grid after the last reported time: reporting them would disclose the few remaining records.  None
+    if fewer than `design.least` records have no event on it, because this number would count them.
+    """
     proportional: tuple[TermTest, ...] = ()
     """Tests of proportional hazards, of each column and of all, with Efron's ties."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: the records do not determine their separate effects."""
     strata: tuple[StratumHazard, ...]
     points: int
-    """Number of points at which the coordinator saw S0 and S1 of each reported time."""
+    """Number of points for which the coordinator received S0 and S1 of each reported time."""
     smallest: int
     """Lower bound of the number of records that it can separate by such sums."""
     bounds: Bounds = ()
@@ -97,7 +100,7 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     """Return the fit of a state; None after too few complete rounds.
 
-    Raises TrainingError where there are too few events for a reported time.
+    Raises TrainingError if a reported time has too few events.
     """
     state, d = FittedHazards(layout, x), layout.design
     if state.stage == OVER and not len(state.ends):
@@ -180,10 +183,11 @@ def _proportional(state: FittedHazards) -> Iterator[TermTest]:
 
 
 def _published(d: CoxDesign, likelihood: float | None) -> float | None:
-    """Return a log likelihood, rounded unless the told times leave none or `least` without an event between two.
+    """Return a log likelihood, rounded unless between any two reported times none or at least `least` records leave
+    without an event.
 
     Without columns it is the sum of -d log n, n at risk: an exact one determines n.  One record fewer at risk changes
-    it by d / n, 1 at most, so a multiple of `least` leaves some `least` possible numbers of those who left.
+    it by d / n, at most 1, so a multiple of `least` leaves about `least` possible numbers of leaving records.
     """
     if likelihood is None or d.ties == EFRON or d.codes:
         return likelihood
@@ -197,11 +201,12 @@ def _unused(state: FittedHazards) -> int | None:
 
 
 def attenuation(fit: CoxFit) -> float | None:
-    """Return by about which part Breslow's ties, at times rounded up, draw the estimates to 0; None with others.
+    """Return the approximate share by which Breslow's ties, at times rounded up, shrink the estimates to 0; None with
+    others.
 
-    A record of hazard z within an interval has its event there with the chance 1 - exp(-z), of which the slope by log z
-    is z / (exp(z) - 1) times that of z, which Breslow's rule takes.  z of the records with events is that of all at
-    risk, -log(1 - d / n), times 1 + the variance of eta there, b' A b over all events, of b without the attenuation.
+    A record of hazard z within an interval has its event there with probability 1 - exp(-z), whose slope by log z is z
+    / (exp(z) - 1) times that of z, which Breslow's rule uses.  z of the records with events is that of all at risk,
+    -log(1 - d / n), times 1 + the variance of eta there, b' A b over all events, of b without the attenuation.
     """
     b = np.array([one.estimate for one in fit.coefficients])
     points = [one for stratum in fit.strata for one in stratum.points if one.events]
@@ -221,7 +226,7 @@ def attenuation(fit: CoxFit) -> float | None:
 
 
 def cost_of_grid(fit: CoxFit) -> str:
-    """Return how much the rounded times cost, in words; "" where that is not estimated."""
+    """Return the cost of the rounded times, in words; "" if not estimated."""
     drawn = attenuation(fit)
     if drawn is None:
         return ""
@@ -230,7 +235,7 @@ def cost_of_grid(fit: CoxFit) -> str:
 
 
 COARSE = 0.02
-"""Attenuation above which a line names what makes it less."""
+"""Attenuation above which a line names ways to reduce it."""
 
 
 def _chance(freedom: int, ratio: float) -> float:

@@ -4,7 +4,7 @@
                   ^          |  other sites than before, so the point is requested again
                   +----------+
 
-The state that sites receive has the point and the hazards, and S1 / S0 before squares, of robust errors, alone.  An
+Sites receive a state with the point and the hazards, and only before the squares of robust errors also S1 / S0.  An
 incomplete round is requested again; the fit continues with the present sites.
 """
 
@@ -34,9 +34,9 @@ from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_ris
 
 COUNTS, RISK, MOMENTS, LAST, OVER, SQUARES = range(6)
 PAIRS = "pairs", "right", "pairs_pairs", "pairs_right", "right_right"
-"""Of the concordance; products as of `concordance`, of twice the right ones."""
+"""Numbers of the concordance; products as of `concordance`, of twice the right ones."""
 NEAR = 1e-4
-"""Tolerance, relative to a step, between a point and a site's own result: two machines differ by 2e-16 / 1e-11 at most
+"""Tolerance, relative to a step, between a point and a site's own result: two machines differ by at most 2e-16 / 1e-11
 (directions below SINGULAR get a ridge).
 """
 CLOSE = 1e-20
@@ -44,7 +44,7 @@ CLOSE = 1e-20
 LEVEL = 1e-3
 """Largest gradient, in units of the root of its variance, at which robust errors are computed."""
 AGAIN = 10
-"""Maximum number of incomplete rounds, beside the needed ones."""
+"""Maximum number of incomplete rounds, in addition to the needed ones."""
 
 
 def rounds_of(layout: CoxLayout) -> int:
@@ -81,7 +81,7 @@ def length_of(layout: CoxLayout) -> int:
 
 
 class FittedHazards:
-    """The state in a vector, and its transitions; `x` is a copy that it may change."""
+    """The state in a vector, and its transitions; it may change `x`, which is a copy."""
 
     def __init__(self, layout: CoxLayout, x: Vector) -> None:
         """Raises ConfigError for a vector that is no state."""
@@ -110,7 +110,7 @@ class FittedHazards:
 
     @property
     def ends(self) -> Whole:
-        """Places of the reported times in the grid."""
+        """Indices of the reported times in the grid."""
         return self["ends"][: self.number("told")].astype(np.int64)
 
     @property
@@ -120,7 +120,9 @@ class FittedHazards:
 
     @property
     def spared(self) -> Values | None:
-        """Efron's reduction of it for records with their event at that time, [s, k]; None with Breslow's ties."""
+        """Efron's reduction of the hazard for records with their event at that time, [s, k]; None with
+        Breslow's ties.
+        """
         return self["spared"][:, : self.number("told")] if self.layout.tied else None
 
     @property
@@ -144,7 +146,7 @@ class FittedHazards:
     # --- the step -------------------------------------------------------------------------------------------------
 
     def take(self, numbers: Numbers, sites: int) -> None:
-        """Apply the sums of a round over so many sites."""
+        """Apply the sums of a round over `sites`."""
         published = len(self.ends)
         match self.stage:
             case 0:
@@ -180,7 +182,9 @@ class FittedHazards:
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
-        """Return the fewest events of a told time: exact differences of two sums would count those without an event."""
+        """Return the fewest events of a reported time: exact differences of two sums would count the records without an
+        event.
+        """
         published = len(self.ends)
         risk, events = (self[name][:, :published] for name in ("at_risk", "events"))
         found = events[events > 0]
@@ -247,8 +251,8 @@ class FittedHazards:
     # --- what may follow ------------------------------------------------------------------------------------------
 
     def broken(self, after: FittedHazards, clients: int) -> str:
-        """Return why a state does not follow from this one by sums over `clients` sites (0: any number), or ""; sums of
-        the coordinator alone are believed.
+        """Return why a state cannot follow from this one by sums over `clients` sites (0: any number), or "".  Sums
+        known only to the coordinator are not checked.
         """
         free: tuple[str, ...]
         match self.stage:
@@ -284,7 +288,7 @@ class FittedHazards:
         return "" if fits else "the point is not that of the step, or what was fixed before is not what it was"
 
     def is_level(self) -> bool:
-        """Whether the means of those at risk, if they are there, are those of a point without gradient."""
+        """Whether the means of records at risk, if present, are those of a point without gradient."""
         if self.stage != SQUARES:
             return True
         told = len(self.ends)
@@ -364,7 +368,7 @@ class CoxServer:
 
 
 def stepped(layout: CoxLayout, x: Vector, sums: Vector, sites: int) -> Vector:
-    """Return the state after a round whose sums over `sites` are these.  Raises ConfigError for no sums."""
+    """Return the state after a round with these sums over `sites`.  Raises ConfigError for no sums."""
     fitted = FittedHazards(layout, x)
     fitted.take(layout.integers(sums), sites)
     return frozen(fitted.x)

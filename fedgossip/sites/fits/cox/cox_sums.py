@@ -1,9 +1,9 @@
-"""The numbers by which sites fit proportional hazards: whole, so that only their exact sum is visible.
+"""The numbers with which sites fit proportional hazards: whole, so that only their exact sum is visible.
 
-    counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow;
-               where no column is of numbers, the same of each combination of categories
+    counts     records of each stratum; events and censorings at each time of the agreed grid, which determine the
+               reported times; if all columns are categories, the same for each combination of categories
     risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
-    moments    by the hazards that follow from them: u again, and M
+    moments    with the resulting hazards: u again, and M
     last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
                over records the sums of products of both: the error of their quotient
 
@@ -34,7 +34,7 @@ from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 BRESLOW, EFRON = "breslow", "efron"
 ROBUST = "robust"
 LAST_FIRST = 7
-"""Numbers of the last sum before those of each told time."""
+"""Numbers of the last sum before those of each reported time."""
 REPORTED_TIMES = 100
 """Maximum number of reported times."""
 LARGEST = 1 << 180
@@ -64,7 +64,7 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Encoding of a table into the features that `places` indexes."""
     columns: tuple[str, ...]
     places: tuple[int, ...]
-    """Place of each column among the features of a table as the sites agreed on it."""
+    """Index of each column in the features that the sites agreed on."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     """Scale of each column during the fit."""
@@ -76,11 +76,11 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The hash of the agreed statistics."""
     steps: int
     codes: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Columns of each source column, where none is of numbers: the categories but the reference."""
+    """Columns of each source column, if all columns are categories: the categories without the reference."""
     errors: str | msgspec.UnsetType = msgspec.UNSET
-    """ROBUST; unset: those of the model."""
+    """ROBUST; unset: the model's errors."""
     suppress: int | msgspec.UnsetType = msgspec.UNSET
-    """With `codes`: the smallest number of records of a combination of them that leave between two reported times."""
+    """With `codes`: the smallest number of records of a combination that leave between two reported times."""
 
     @property
     def digest(self) -> str:
@@ -89,7 +89,7 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, eq=False)
 class TimedRecords:
-    """m records: scaled columns [p][m], times [m], their places in the grid [m], events [m], places of strata [m]."""
+    """m records: scaled columns [p][m], times [m], their grid indices [m], events [m], indices of strata [m]."""
 
     columns: Sequence[Values]
     times: Values
@@ -119,7 +119,7 @@ class CoxLayout:
 
     @property
     def robust(self) -> bool:
-        """Whether sites learn the means of those at risk at the end, for the squares of each record's gradient."""
+        """Whether sites receive the means of records at risk at the end, for the squares of each record's gradient."""
         return self.design.errors == ROBUST
 
     @property
@@ -133,12 +133,12 @@ class CoxLayout:
 
     @cached_property
     def combinations(self) -> int:
-        """Number of combinations of categories; 0 beside a column of numbers."""
+        """Number of combinations of categories; 0 with a column of numbers."""
         return math.prod(len(one) + 1 for one in self.design.codes) if self.design.codes else 0
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Sums over all sites that the coordinator sees, in words."""
+        """Sums over all sites that the coordinator receives, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
         of_codes = f", and of each of {self.combinations} combinations of categories" if d.codes else ""
         text = f"at each of at most {self.reported_times} told times{of}, {self.width + 1} sums over all at risk then"
@@ -216,7 +216,7 @@ class CoxLayout:
         return whole
 
     def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, tuple[float, ...]]:
-        """Return the sums at the last point, S1 for robust errors alone; comparable and concordant pairs, and
+        """Return the sums at the last point, S1 only for robust errors; comparable and concordant pairs, and
         `concordance`'s sums over records.
         """
         records, eta, pairs, right, *squares = numbers[:LAST_FIRST]
@@ -256,7 +256,7 @@ class SiteHazards:
         return found
 
     def _combinations(self) -> Whole:
-        """Return each record's combination of categories, [m]; a number with two values counts too."""
+        """Return each record's combination of categories, [m]; a number with two values counts as categories."""
         found = np.zeros(len(self.records.times), np.int64)
         for one in self.layout.design.codes or ():
             found *= len(one) + 1
@@ -314,7 +314,9 @@ class SiteHazards:
         return [len(u), *(self._total(u[:, a] * u[:, b])[0] for a, b in zip(*self.layout.upper, strict=True))]
 
     def scores(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Values:
-        """Return the gradient of each record, [m, p], by the hazard [s, k] and the mean of those at risk [s, k, p]."""
+        """Return the gradient of each record, [m, p], by the hazard [s, k] and the mean of records at
+        risk [s, k, p].
+        """
         published, index, _, w = self._at(ends, point)
         r, zero = self.records, np.zeros((len(hazard), 1, means.shape[-1]))
         until, moved = (
@@ -331,7 +333,7 @@ class SiteHazards:
         return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
 
     def _cells(self, index: Whole, published: int) -> Whole:
-        """Return each record's cell among strata and reported times; the last is behind the last time."""
+        """Return each record's cell by stratum and reported time; the last cell is after the last time."""
         return np.asarray(self.records.strata * (published + 1) + index)
 
     def _events(self, cells: Whole, published: npt.NDArray[np.bool_], times: int) -> Numbers:

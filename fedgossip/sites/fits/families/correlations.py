@@ -1,9 +1,9 @@
 """Pearson's correlations of all columns of numbers, their intervals, and principal components.
 
     r = sum of x y / sqrt(sum of x^2 sum of y^2), centred;   atanh r is normal, of error 1 / sqrt(n - 3)
-    components: the eigenvectors of the correlations, so columns count alike whatever their units
+    components: the eigenvectors of the correlations, so columns count equally in any units
 
-A column with few different values is left out, as sums would count them; one with empty cells or withheld moments is
+A column with few distinct values is omitted, as sums would count them; one with empty cells or withheld moments is
 refused.
 
 Sources: Fisher, Metron 1 (1921); Jolliffe, Principal component analysis, 2nd edition, 2002.

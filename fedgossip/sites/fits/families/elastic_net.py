@@ -1,15 +1,15 @@
 """Ridge, lasso and elastic net: a generalised linear model with a penalty, chosen by cross-validation.
 
     minimises   deviance / 2N + lambda (l1 |b|_1 + (1 - l1) |b|^2 / 2)       b: of scaled columns, without the intercept
-    path        lambda from the least one at which all b are 0, down to a thousandth of it
-    folds       record k of a site is of fold k mod F; a model of each fold is fitted without it and judged on it
+    path        lambda from the least one with all b = 0, down to a thousandth of it
+    folds       record k of a site is of fold k mod F; a model of each fold is fitted without it and evaluated on it
 
     round 0     sums of outcomes, products of columns
-    round r     deviance, g and A of each model at its point, of which the next points follow: b minimises
+    round r     deviance, g and A of each model at its point, which determine the next points: b minimises
                 -g'(b - b0) + (b - b0)' A (b - b0) / 2 + N lambda (...), by coordinate descent (a proximal Newton step)
 
-A linear model's g, A and deviance at one point give all, so it has two rounds.  Paths with more numbers than records
-are refused.
+A linear model's g, A and deviance at one point determine all others, so it has two rounds.  Paths with more numbers
+than records are refused.
 
 Source: Friedman, Hastie and Tibshirani, Regularization paths for generalized linear models via coordinate descent,
 Journal of Statistical Software 33 (2010).
@@ -64,15 +64,15 @@ SMALLEST = 1e-3
 STEPS = 12
 """Maximum number of steps to the end at the chosen lambda."""
 EACH = 2
-"""Mean number of steps at each other lambda, at most."""
+"""Maximum mean number of steps at each other lambda."""
 NEAR, CONVERGED = 1e-6, 1e-16
-"""Fall of deviance / 2 by a step, below which a path goes on, or the chosen model ends."""
+"""Decrease of deviance / 2 by a step, below which a path continues, or the chosen model ends."""
 SWEEPS = 2_000
 """Maximum number of sweeps of coordinate descent."""
 MOST = 50
-"""Maximum number of lambdas, and of folds a fifth of that."""
+"""Maximum number of lambdas; the maximum number of folds is a fifth of it."""
 SHOWN = 1.0
-"""Standard errors of the judged deviance within which a larger lambda is as good."""
+"""Standard errors of the cross-validated deviance within which a larger lambda is preferred."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def options_of(options: Mapping[str, str]) -> NetOptions:
 
 @dataclass(frozen=True, eq=False)
 class NetSums:
-    """The sums of one model at a point: of the records that it is fitted to, and of those left out."""
+    """The sums of one model at a point: of the records of its fit, and of those left out."""
 
     records: int
     deviance: float
@@ -126,13 +126,13 @@ class NetSums:
 
 
 def penalty(b: Values, l1: float) -> float:
-    """Return the penalty of coefficients behind their intercept, [p + 1], for a lambda of 1."""
+    """Return the penalty of coefficients after their intercept, [p + 1], for a lambda of 1."""
     return float(l1 * np.abs(b[1:]).sum() + (1 - l1) / 2 * (b[1:] ** 2).sum())
 
 
 def descended(sums: NetSums, begin: Values, size: float, l1: float) -> Values:
     """Return the minimum of the penalised quadratic around `begin`, [p + 1], at lambda `size`: sweeps find zeros and
-    signs, then linear equations.
+    signs, then linear equations the values.
     """
     a, b = sums.information, begin.copy()
     pull = sums.gradient + a @ begin
@@ -166,13 +166,13 @@ def descended(sums: NetSums, begin: Values, size: float, l1: float) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class NetPoint:
-    """One model on its way: its best point with the sums there, and the point to evaluate next, [p + 1]."""
+    """One model during the fit: its best point with the sums there, and the point to evaluate next, [p + 1]."""
 
     point: Values
     best: Values
     sums: NetSums | None = None
     fall: float = math.inf
-    """Fall of the penalised deviance / 2 that the step promises."""
+    """Predicted decrease of the penalised deviance / 2 by the step."""
 
     def stepped(self, size: float, l1: float) -> NetPoint:
         """Return the model with the step from its best point at lambda `size`."""
@@ -182,7 +182,7 @@ class NetPoint:
         return replace(self, point=new, fall=max(fall, 0.0))
 
     def moved(self, sums: NetSums, size: float, l1: float) -> NetPoint:
-        """Return the model after its sums at `point`: with its next step, or with half of one that was too long."""
+        """Return the model after its sums at `point`: with its next step, or with half of a step that was too long."""
         if self.sums is not None:
             before, now = (
                 one.deviance / 2 + one.records * size * penalty(at, l1)
@@ -207,12 +207,12 @@ class PathPoint:
 
 
 class NetPath:
-    """The way of all models, of which the first is of all records, through the lambdas and to the chosen one."""
+    """The fits of all models, the first on all records, through the lambdas and to the chosen one."""
 
     def __init__(self, options: NetOptions, begin: Values) -> None:
         self.options, self.begin = options, begin
         self.null = math.nan
-        """Deviance of the mean alone."""
+        """Deviance of the mean only."""
         self.models = [NetPoint(begin, begin)] * (1 + options.folds)
         self.sizes: list[float] = []
         self.found: list[PathPoint] = []
@@ -227,7 +227,7 @@ class NetPath:
         return self.sizes[len(self.found) if self.chosen is None else self.chosen]
 
     def take(self, sums: Sequence[NetSums]) -> None:
-        """Go on by the sums of each model at its point."""
+        """Advance by the sums of each model at its point."""
         o = self.options
         if not self.sizes:
             self.null = sums[0].deviance
@@ -250,7 +250,7 @@ class NetPath:
 
 
 def best_of(found: Sequence[PathPoint]) -> tuple[int, int]:
-    """Return the place of the lambda with the least judged deviance, and of the largest as good to its error."""
+    """Return the index of the lambda with the least cross-validated deviance, and of the largest within its error."""
     if not len(found[0].judged):
         return 0, 0
     means = [float(one.judged.mean()) for one in found]
@@ -259,7 +259,7 @@ def best_of(found: Sequence[PathPoint]) -> tuple[int, int]:
 
 
 def error_of(one: PathPoint) -> float:
-    """Return the standard error of the mean judged deviance, by its spread over folds."""
+    """Return the standard error of the mean cross-validated deviance, by its spread over folds."""
     return float(one.judged.std(ddof=1)) / math.sqrt(len(one.judged))
 
 
@@ -269,7 +269,7 @@ class ElasticNet:
 
     def __init__(self) -> None:
         self._kept: tuple[FamilyDesign, PooledRound, NetPath] | None = None
-        """The last way, which all local sites of a round share."""
+        """The last path, which all local sites of a round share."""
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         o, labels = options_of(options), agreed.schema.labels
@@ -321,7 +321,7 @@ class ElasticNet:
         return len(site.x)
 
     def path(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> NetPath:
-        """Return the way after these rounds, of which the first is complete.  Raises TrainingError as `start`."""
+        """Return the path after these rounds, the first of which is complete.  Raises TrainingError as `start`."""
         if self._kept is not None and self._kept[0] is d and self._kept[1] is pooled[-1]:
             return self._kept[2]
         o, k = options_of(d.options), len(d.columns) + 1
@@ -417,7 +417,7 @@ class ElasticNet:
     def _found(
         self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable
     ) -> tuple[NetPath, Values, float] | None:
-        """Return the way, the estimates in units, and a rounded deviance's error, else 0."""
+        """Return the path, the estimates in units, and a rounded deviance's error, else 0."""
         if not pooled[0].sites:
             return None
         path = self.path(d, pooled)
@@ -464,6 +464,6 @@ def _extrapolate(path: NetPath, sums: Sequence[NetSums], begin: Values) -> None:
 
 
 def _models_of(path: NetPath, records: int) -> Sequence[npt.NDArray[np.bool_]]:
-    """Return the records that each model on its way is fitted to, [m] each."""
+    """Return the records of each model's fit, [m] each."""
     fold = np.arange(records) % max(1, path.options.folds)
     return [np.ones(records, bool), *(fold != k for k in range(len(path.models) - 1))]

@@ -1,8 +1,8 @@
 """A family of statistics by named sums: the protocol, the position of each number, the task of a site, and the file.
 
-    round r     arrays by `SumsFamily.numbers`, in their order, behind the numbers of sites and of records
+    round r     arrays by `SumsFamily.numbers`, in their order, after the numbers of sites and of records
 
-A vector has a place for every round; incomplete ones are zeros.  A number x counts as the whole number nearest to x
+A vector has positions for every round; incomplete ones are zeros.  A number x counts as the whole number nearest to x
 2^104.
 """
 
@@ -53,20 +53,20 @@ Numbers = Mapping[str, npt.ArrayLike]
 
 
 class FamilyDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a statistic is of; the same at all sites."""
+    """Columns and options of a statistic; the same at all sites."""
 
     family: str
     options: Mapping[str, str] = {}
     """The options in model.source, in alphabetical order."""
     outcome: str = ""
-    """The label column, or the column by which records are grouped."""
+    """The label column, or the column that groups records."""
     classes: tuple[str, ...] = ()
     """Categories of the outcome."""
     encoding: TableEncoding = TableEncoding(())
     columns: tuple[str, ...] = ()
     """Names of the columns, without an intercept."""
     places: tuple[int, ...] = ()
-    """Place of each column among the features of a table as the sites agreed on it."""
+    """Index of each column in the features that the sites agreed on."""
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     """Scale of each column during the computation."""
@@ -87,13 +87,13 @@ Cell = str | float | int | None
 
 
 class ResultTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of a result; None where a value is undetermined or not disclosed."""
+    """A table of a result; None for undetermined or undisclosed values."""
 
     name: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     forest: tuple[str, str, str, float] | None = None
-    """Columns of estimate, lower and upper bound, for a forest plot, and the value without any effect."""
+    """Columns of estimate, lower and upper bound, for a forest plot, and the value without effect."""
     curve: tuple[str, str] | None = None
     """Columns of the two axes, for a curve."""
 
@@ -111,7 +111,7 @@ class FamilyFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tables: tuple[ResultTable, ...]
     remarks: tuple[str, ...] = ()
     problem: str = ""
-    """Why the result is not at its end; "" for one that is."""
+    """Why the result is unfinished; "" for a finished one."""
 
     def column(self, table: int, name: str) -> list[Cell]:
         place = self.tables[table].head.index(name)
@@ -119,7 +119,7 @@ class FamilyFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class FamilyResult(NamedTuple):
-    """What a family makes of its sums."""
+    """A family's result from its sums."""
 
     title: str
     tables: Sequence[ResultTable]
@@ -128,10 +128,10 @@ class FamilyResult(NamedTuple):
 
 
 class FamilyModel(NamedTuple):
-    """What predicts a record: the rows of a linear layer, [outputs, p + 1], of scaled columns behind their ones."""
+    """A model that predicts: the rows of a linear layer, [outputs, p + 1], of scaled columns after their ones."""
 
     source: str
-    """The model whose layer it is: a softmax, one number, or one rate."""
+    """The source of the layer's model: a softmax, one number, or one rate."""
     rows: Values
 
 
@@ -144,29 +144,31 @@ class SumsFamily(Protocol):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of task with labels that suit."""
+        """Kinds of task with suitable labels."""
 
     @property
     def options(self) -> tuple[str, ...]:
         """Names of options in model.source."""
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
-        """Return what it is of.  Raises ConfigError for invalid options, and for columns that sums would disclose."""
+        """Return the columns and options.  Raises ConfigError for invalid options, and for columns that sums would
+        disclose.
+        """
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         """Return the numbers of each round."""
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
-        """Return the sums over all sites that the coordinator sees, in words."""
+        """Return the sums over all sites that the coordinator receives, in words."""
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> Any:
         """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
 
     def records(self, site: Any) -> int:
-        """Return how many there are."""
+        """Return the number of records."""
 
     def sums(self, d: FamilyDesign, site: Any, round: int, pooled: Sequence[PooledRound]) -> Numbers:
-        """Return a site's numbers of a round, by the sums of all rounds before, of which some may be empty."""
+        """Return a site's numbers of a round, by the sums of all earlier rounds, some of which may be empty."""
 
     def uneven(self, d: FamilyDesign, site: Any, round: int, pooled: Sequence[PooledRound]) -> str:
         """Return the sums of a round dominated by too few of a site's records, in words; "" without any."""
@@ -176,14 +178,14 @@ class SumsFamily(Protocol):
 
     @property
     def predicts(self) -> bool:
-        """Whether its result predicts records: it is a `PredictingFamily`."""
+        """Whether its result predicts records: whether it is a `PredictingFamily`."""
 
 
 class PredictingFamily(SumsFamily, Protocol):
     """A statistic whose result is a model of records."""
 
     def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:
-        """Return what predicts a record; None where the result is not at its end."""
+        """Return the predicting model; None if the result is unfinished."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +234,7 @@ class FamilyLayout:
         return ExactSums(tuple(bounds), layout=self.design.digest)
 
     def of_round(self, round: int) -> slice:
-        """Return the places of the numbers of a round."""
+        """Return the indices of the numbers of a round."""
         sizes = [sum(block.size for block in one.values()) for one in self.blocks]
         return slice(sum(sizes[:round]), sum(sizes[: round + 1]))
 
@@ -243,7 +245,7 @@ class FamilyLayout:
         return np.repeat([one.counts or one.positive for one in blocks], [one.size for one in blocks])
 
     def vector(self, round: int, records: int, numbers: Numbers) -> Vector:
-        """Return a vector with a site's numbers in a round, else zero.  Raises ConfigError for too remote a record."""
+        """Return a vector with a site's numbers in a round, else zero.  Raises ConfigError for an extreme record."""
         whole, at = [0] * len(self.exact.bounds), self.of_round(round).start
         given = {"sites": [1], "records": [records], **numbers}
         for name, block in self.blocks[round].items():
@@ -285,7 +287,7 @@ class FamilyTask(PooledSumsTask):
         return self._last[1]
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        """Return a site's sums of a round.  Raises TrainingError if the first round collected nothing."""
         pooled = self._pooled(job.vector)[: job.round]
         if job.round and not pooled[0].sites:
             raise self.nothing_there(job.node)
@@ -343,7 +345,7 @@ def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTab
 
 @dataclass(frozen=True, eq=False)
 class SiteSample:
-    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the place of the class."""
+    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the index of the class."""
 
     x: Values
     y: Values
@@ -356,7 +358,7 @@ def read_sample(d: FamilyDesign, agreed: AgreedTable, file: TableFile, kind: str
 
 
 def upper(width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the places of the upper triangle of a symmetric matrix, as its numbers are sent."""
+    """Return the indices of the upper triangle of a symmetric matrix, in the order of sending."""
     rows, columns = np.triu_indices(width)
     return rows, columns
 
@@ -370,7 +372,7 @@ def symmetric(numbers: Values, width: int) -> Values:
 
 
 def option_number(where: str, name: str, text: str, low: float, high: float) -> float:
-    """Return the number of an option of model.source.  Raises ConfigError for another than from `low` to `high`."""
+    """Return the number of an option of model.source.  Raises ConfigError for a number outside `low` to `high`."""
     try:
         value = float(text)
     except ValueError:

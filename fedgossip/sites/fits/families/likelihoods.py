@@ -1,7 +1,7 @@
-"""Families with a likelihood, fitted to sums alone by Newton's method: each is a `Likelihood`, with its own formula.
+"""Families with a likelihood, fitted only to sums by Newton's method: each is a `Likelihood` with its own formula.
 
-    round 0        what the first point follows from
-    round r        log likelihood, gradient and information at the point that follows from all rounds before
+    round 0        sums that determine the first point
+    round r        log likelihood, gradient and information at the point computed from all earlier rounds
     last round     with errors=robust: the sum of s s' over records, s a record's gradient, at the last point
 
 Steps as `glm.moved`, with -2 log likelihood as deviance.  Robust errors: A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley
@@ -19,18 +19,18 @@ Source: Cameron and Trivedi, Regression analysis of count data, 2nd edition, 201
 **Weibull accelerated failure times**: a column stretches all times by one factor.
 
     log T = x b + s W,  W of the smallest extreme value;   z = (log t - x b) / s
-    log likelihood of a record   d (z - log s - log t) - exp(z),   d: whether its event was seen
+    log likelihood of a record   d (z - log s - log t) - exp(z),   d: whether its event was observed
 
 exp(-x b) is the rate of a Weibull distribution of shape 1 / s.  Observed information.
 
 Source: Kalbfleisch and Prentice, The statistical analysis of failure time data, 2nd edition, 2002, section 3.2.
 
-**Firth's logistic regression**: finite estimates where a column separates the outcomes, and less bias of few records.
+**Firth's logistic regression**: finite estimates even if a column separates the outcomes, and less small-sample bias.
 
     maximises   l(b) + log det A(b) / 2,   A = X' W X
     gradient    g_c + sum over a, b of (A^-1)_ab T_abc / 2,   T_abc = sum of w (1 - 2 p) x_a x_b x_c
 
-T, of products of three columns, is a sum over records, so sums over sites give every step that all records would.
+T, of products of three columns, is a sum over records, so sums over sites give the same steps as all records.
 
 Sources: Firth, Biometrika 80 (1993); Heinze and Schemper, Statistics in Medicine 21 (2002).
 """
@@ -75,7 +75,7 @@ STEPS = 16
 """Maximum number of Newton steps."""
 ROBUST, MODEL = "robust", "model"
 STRIDE = 0.5
-"""Longest step of a parameter of scaled columns: longer ones reach points at which few records count."""
+"""Maximum step of a parameter of scaled columns: longer ones reach points at which few records count."""
 FARTHEST = 1e4
 """Bound of |parameter| of a point: beyond it the likelihood grows without end."""
 
@@ -86,15 +86,17 @@ class LikelihoodTerms(NamedTuple):
     likelihood: Values
     """Of each record, [m]."""
     scores: Values
-    """The gradient of each record's, [m, k]."""
+    """The gradient of each record's log likelihood, [m, k]."""
     information: Values
     """Minus its second derivatives, or their expectation, summed over records: [k, k]."""
     weights: Sequence[Values]
-    """Weights of the records in the information, [m], of each set of coefficients of all columns, and of each two."""
+    """Weights of the records in the information, [m], of each set of coefficients of all columns, and
+    of each two sets.
+    """
     more: Values = np.zeros(0)
     """Further sums."""
     whole: Values = np.zeros(0)
-    """Weights of the records in the information where they depend on outcomes too, [m]."""
+    """Weights of the records in the information if they also depend on outcomes, [m]."""
 
 
 class Likelihood(ABC):
@@ -103,17 +105,17 @@ class Likelihood(ABC):
     name: str
     """First word of model.source."""
     kinds: tuple[str, ...]
-    """Kinds of task with labels that suit."""
+    """Kinds of task with suitable labels."""
     labels = 1
     """Number of label columns."""
     predicts = False
-    """Whether `model` is there."""
+    """Whether `model` is implemented."""
     ratio = "odds ratio"
     """Meaning of exp(estimate) of a column."""
 
     @abstractmethod
     def title(self, d: FamilyDesign) -> str:
-        """Return what was fitted, in words."""
+        """Return the description of the fit, in words."""
 
     @abstractmethod
     def names(self, d: FamilyDesign) -> Sequence[str]:
@@ -121,11 +123,11 @@ class Likelihood(ABC):
 
     @abstractmethod
     def first(self, d: FamilyDesign, y: Values) -> Values:
-        """Return the sums over outcomes [m, labels] that the first point follows from."""
+        """Return the sums over outcomes [m, labels] that determine the first point."""
 
     @abstractmethod
     def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
-        """Return the first point, [k].  Raises TrainingError where all outcomes are equal."""
+        """Return the first point, [k].  Raises TrainingError if all outcomes are equal."""
 
     @abstractmethod
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
@@ -133,10 +135,10 @@ class Likelihood(ABC):
 
     @abstractmethod
     def in_units(self, d: FamilyDesign) -> Values:
-        """Return T [k, k]: T times the parameters are those of columns as they were read."""
+        """Return T [k, k]: T times the parameters are those of unscaled columns."""
 
     def check(self, d: FamilyDesign, y: Values) -> None:  # noqa: B027
-        """Raise ConfigError for outcomes [m, labels] that the family does not have; classes are those agreed on."""
+        """Raise ConfigError for outcomes [m, labels] outside the family; classes are the agreed ones."""
 
     def outcomes(self, d: FamilyDesign, y: Values) -> Values:
         """Return which records [m, k] have each outcome that a category's cells count, or the counts [m, 1] of each."""
@@ -151,15 +153,15 @@ class Likelihood(ABC):
         return 0
 
     def adjusted(self, d: FamilyDesign, sums: PointSums, more: Values) -> PointSums:  # noqa: ARG002
-        """Return the sums over all sites as the steps use them."""
+        """Return the sums over all sites as used in the steps."""
         return sums
 
     def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
-        """Return what else follows from the estimates, in words."""
+        """Return further results from the estimates, in words."""
         return []
 
     def model(self, d: FamilyDesign, point: Values) -> FamilyModel:
-        """Return what predicts a record, by the parameters of scaled columns [k], where `predicts`."""
+        """Return the predicting model, by the parameters of scaled columns [k], if `predicts`."""
         raise NotImplementedError
 
 
@@ -231,7 +233,7 @@ class LikelihoodFamily:
         return len(site.x)
 
     def state(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> Newton:
-        """Return the state after these rounds, of which the first is complete."""
+        """Return the state after these rounds, the first of which is complete."""
         point = self.of.start(d, pooled[0]["first"], pooled[0].records)
         state, k = Newton(point, point), len(point)
         for one in pooled[1 : STEPS + 1]:
@@ -345,14 +347,14 @@ def _last(state: Newton) -> Values:
 
 
 def with_more(turned: Values, more: int) -> Values:
-    """Return T with `more` parameters behind it that no unit changes."""
+    """Return T extended by `more` parameters that no unit changes."""
     found = np.eye(len(turned) + more)
     found[: len(turned), : len(turned)] = turned
     return found
 
 
 FLATTEST = 0.02
-"""Least alpha of the first point."""
+"""Minimum alpha of the first point."""
 
 
 class NegativeBinomial(Likelihood):
@@ -460,7 +462,7 @@ class Weibull(Likelihood):
 
 
 WIDEST = 24
-"""Maximum number of coefficients: products of three of them are as many as its third power, by 6."""
+"""Maximum number of coefficients n: products of three are about n^3 / 6."""
 
 
 class Firth(Likelihood):
@@ -503,7 +505,7 @@ class Firth(Likelihood):
         return len(_triples(len(d.columns) + 1)[0])
 
     def adjusted(self, d: FamilyDesign, sums: PointSums, more: Values) -> PointSums:
-        """Return the sums of the penalised likelihood; where A is singular, those of a likelihood of 0."""
+        """Return the sums of the penalised likelihood; if A is singular, those of a likelihood of 0."""
         k = len(d.columns) + 1
         sign, log_det = np.linalg.slogdet(sums.information)
         if sign <= 0:
@@ -526,5 +528,5 @@ class Firth(Likelihood):
 
 
 def _triples(width: int) -> npt.NDArray[np.int64]:
-    """Return the places a <= b <= c of all products of three columns, [3, numbers]."""
+    """Return the indices a <= b <= c of all products of three columns, [3, numbers]."""
     return np.array(list(combinations_with_replacement(range(width), 3))).T

@@ -5,8 +5,8 @@
     random    the same with w* = 1 / (s_i^2 + tau^2);  its error by Hartung and Knapp:
               s^2 = (sum of w* t_i^2 - (sum of w* t_i)^2 / sum of w*) / ((k - 1) sum of w*),  Student's t of k - 1
 
-All are sums over sites: seven numbers per coefficient for two of each site, without a unique solution from five sites
-on; with fewer it is refused.
+All are sums over sites: seven numbers per coefficient, for two unknowns per site, so without a unique solution from
+five sites on; with fewer it is refused.
 
 Sources: DerSimonian and Laird, Controlled Clinical Trials 7 (1986); Hartung and Knapp, Statistics in Medicine 20
 (2001); Higgins, Thompson and Spiegelhalter, JRSS A 172 (2009), for the interval of another site.
@@ -42,7 +42,7 @@ LEAST = 5
 """Minimum number of sites."""
 STEPS = 40
 EXACT = 1e-20
-"""Share of an outcome's sum of squares below which residuals are rounding alone."""
+"""Share of an outcome's sum of squares below which residuals are only rounding."""
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
 ESTIMATES = ("", "fixed", "fixed from", "fixed to", "random", "random from", "random to", "p")
 BETWEEN = ("", "Q", "p", "I²", "tau²", "another site from", "another site to")
@@ -156,7 +156,7 @@ def _fixed(first: PooledRound) -> tuple[Values, Values, Values]:
 def own_model(name: str, x: Values, y: Values) -> tuple[Values, Values]:
     """Return the estimates of a site's own model without its intercept, and their squared errors.
 
-    Raises ConfigError for dependent columns, separation, or outcomes without residuals: equal ones, say.
+    Raises ConfigError for dependent columns, separation, or outcomes without residuals, such as equal ones.
     """
     family, advice = FAMILIES[name], "It takes no part: its records alone determine no such model."
     try:

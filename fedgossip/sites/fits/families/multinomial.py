@@ -31,7 +31,7 @@ from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOFTMAX
 
 
 def check_classes(counts: Values, classes: Sequence[str]) -> None:
-    """Raise TrainingError where a class has no records at the sites that take part."""
+    """Raise TrainingError if a class has no records at the participating sites."""
     if (counts < 0.5).any():
         none = ", ".join(name for name, count in zip(classes, counts, strict=True) if count < 0.5)
         raise TrainingError(

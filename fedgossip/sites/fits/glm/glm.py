@@ -1,4 +1,4 @@
-"""Generalised linear models, fitted to sums alone by Newton's method, of a gamma one by Fisher's scoring.
+"""Generalised linear models, fitted only to sums by Newton's method, of a gamma one by Fisher's scoring.
 
     X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)^2 / V(mu)
     g   = X' (y - mu) h'(eta) / V(mu)                A = X' W X               b  <-  b + A^-1 g
@@ -6,11 +6,11 @@
     linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
     gamma     h = exp(eta), V(mu) = mu^2, so w = 1;  of the others V(mu) = h'(eta): their links are canonical
 
-g, A and the deviance are sums over records, so over sites too.  With an offset o eta = X b + o; with weights v each
-record counts v times, with variance V(mu) / v.  A step that increases the deviance is halved.  A singular A, in units
-of its diagonal, gets a ridge: the steps end at one of the equally good fits.
+g, A and the deviance are sums over records, and therefore over sites.  With an offset o eta = X b + o; with weights v
+each record counts v times, with variance V(mu) / v.  A step that increases the deviance is halved.  A singular A, in
+units of its diagonal, gets a ridge: the steps end at one of the equally good fits.
 
-Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  numpy alone.
+Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  Only numpy.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedgossip.data.columns.declarations import TableEncoding
 Values = npt.NDArray[np.float64]
 
 CONVERGED = 1e-16
-"""Bound of Newton's g' A^-1 g, twice the remaining fall of the deviance: a step of 1e-8 standard errors."""
+"""Bound of Newton's g' A^-1 g, twice the remaining decrease of the deviance: a step of 1e-8 standard errors."""
 RIDGE, SINGULAR = 1e-6, 1e-11
 """Ridge added to A, scaled to a diagonal of ones, and the smallest eigenvalue below which it is added."""
 INVOLVED = 1e-3
-"""Least part of a column in a direction without information for it to count as undetermined."""
+"""Minimum part of a column in a direction without information for it to count as undetermined."""
 STEEPEST = 40.0
 """Maximum |eta|: beyond it a mean is 0, 1 or 2e17; no accepted step ends at such a point."""
 
@@ -51,7 +51,7 @@ class ExponentialFamily:
     """-2 log likelihood of the model that fits every record, per record: AIC = deviance + least + 2 parameters."""
     link: Callable[[float], float]
     residual: Callable[[Values, Values], Values]
-    """(y, eta) -> (y - mu) h'(eta) / V(mu), by which columns are summed in g."""
+    """(y, eta) -> (y - mu) h'(eta) / V(mu), the weight of columns in g."""
     variance: Callable[[Values], Values]
     """eta -> V(mu): the variance of a record of dispersion 1."""
     influence: Callable[[Values], Values]
@@ -59,9 +59,9 @@ class ExponentialFamily:
     disperses: bool = False
     """Whether the dispersion is estimated."""
     outcomes: Callable[[Values], npt.NDArray[np.bool_]] = lambda y: np.ones(len(y), bool)
-    """y -> which outcomes the family has."""
+    """y -> which outcomes are valid in the family."""
     of: str = "any"
-    """These outcomes, in words."""
+    """Valid outcomes, in words."""
 
     @property
     def title(self) -> str:
@@ -158,7 +158,7 @@ class PointSums:
 
 
 Prior = Values | float
-"""A number of each record, [m], or the same one of all."""
+"""A number of each record, [m], or one for all."""
 
 
 def _predictor(family: ExponentialFamily, x: Values, point: Values, offset: Prior) -> Values:
@@ -199,7 +199,7 @@ def site_sums(
 
 
 def mean_sums(family: ExponentialFamily, y: Values, offset: Prior, weights: Prior) -> tuple[float, float]:
-    """Return two sums whose quotient is h(b) of the best fit without columns; of a logistic one, of no offset."""
+    """Return two sums whose quotient is h(b) of the best fit without columns; for a logistic one, without an offset."""
     exposed = {"poisson": np.exp(offset)}.get(family.name, 1.0)
     counted = {"linear": y - offset, "gamma": y * np.exp(-np.asarray(offset))}.get(family.name, y)
     return math.fsum(weights * counted), math.fsum(np.broadcast_to(weights * exposed, y.shape))
@@ -217,9 +217,9 @@ class Newton:
     steps: int = 0
     """Number of steps until convergence."""
     first: PointSums | None = None
-    """Sums at the start, where every record has the mean of all."""
+    """Sums at the start, with the mean of all as every record's mean."""
     silent: tuple[int, ...] = ()
-    """Places of the columns in directions without information."""
+    """Indices of the columns in directions without information."""
 
     @property
     def converged(self) -> bool:
@@ -232,9 +232,9 @@ class Newton:
 
 
 def start(family: ExponentialFamily, records: int, total: float, columns: int, exposed: float | None = None) -> Newton:
-    """Return the first point, of the mean alone: `total` over `exposed`, by default the number of records.
+    """Return the first point, of the mean only: `total` over `exposed`, by default the number of records.
 
-    Raises TrainingError where all outcomes are equal.
+    Raises TrainingError if all outcomes are equal.
     """
     mean = total / (records if exposed is None else exposed)
     if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
@@ -278,8 +278,8 @@ def moved(state: Newton, sums: PointSums) -> Newton:
 def covariance(state: Newton, dispersion: float) -> Values:
     """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`.
 
-    A singular A is inverted on the directions with information: the other columns' errors hold whichever silent ones
-    are chosen.
+    A singular A is inverted on the directions with information: the other columns' errors do not depend on the choice
+    of silent ones.
     """
     assert state.sums is not None
     values, directions, scale = _spectrum(state.sums.information)
@@ -318,7 +318,7 @@ class ScaledColumns(Protocol):
 
 
 def in_units(d: ScaledColumns) -> Values:
-    """Return T [p + 1, p + 1]: T b are coefficients of columns as they were read, b those of scaled ones."""
+    """Return T [p + 1, p + 1]: T b are coefficients of unscaled columns, b those of scaled ones."""
     turned = np.diag(np.concatenate([[1.0], 1 / np.array(d.deviation)]))
     turned[0, 1:] = -np.array(d.mean) / np.array(d.deviation)
     return turned

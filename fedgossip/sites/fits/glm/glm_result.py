@@ -35,7 +35,7 @@ from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 FORMAT = 2
 INTERCEPT = "(intercept)"
 SOFTMAX, RATES = "softmax", "glm:poisson"
-"""Models that a fit is: a linear layer, of classes or of numbers; and exp of one."""
+"""Model sources of a fit: a linear layer, for classes or for numbers; and the exponential of one."""
 SOURCE_OF = {"logistic": SOFTMAX, "linear": SOFTMAX, "poisson": RATES, "gamma": RATES}
 ALONE = "Estimates of categories alone would count them: put some together, or leave a column out, drop=COLUMN."
 LEVEL = 0.95
@@ -72,10 +72,10 @@ class TermTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A test that all coefficients of a term are 0: chi squared, of a linear model F."""
 
     name: str
-    """"likelihood ratio", of all columns, or Wald's test of a column of categories, by its name."""
+    """"likelihood ratio", for all columns, or Wald's test of a column of categories, by its name."""
     statistic: float
     freedom: int
-    """Number of coefficients that are independent."""
+    """Number of independent coefficients."""
     p: float
     free: int | None = None
     """Second degrees of freedom of F; None for a chi squared."""
@@ -95,16 +95,16 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     converged: bool
     deviance: float
     null_deviance: float | None
-    """Deviance of the mean alone; None where other sites took part then."""
+    """Deviance of the mean only; None if other sites took part then."""
     aic: float | None
-    """None where the dispersion is estimated."""
+    """None if the dispersion is estimated."""
     dispersion: float
     """Residual variance of a linear model, X^2 over degrees of freedom of a gamma one; else 1."""
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
     """Covariance of the estimates."""
     rank: int
-    """Number of determined coefficients: smaller than all where columns depend on each other."""
+    """Number of determined coefficients: fewer than all if columns depend on each other."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: the records do not determine their separate effects."""
     eta: tuple[float, ...] = ()
@@ -112,11 +112,13 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bounds: Bounds = ()
     """Predictions for numbers outside are marked."""
     pearson: float | None = None
-    """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors; None of 0 and 1 alone."""
+    """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors; None if all
+    counts are 0 or 1.
+    """
     tests: tuple[TermTest, ...] = ()
-    """Tests of all columns and of each column of several categories; none where errors are rounded."""
+    """Tests of all columns and of each column of several categories; none if errors are rounded."""
     rounded: bool = False
-    """Whether deviances, or estimates too, are rounded: exact ones would disclose counts below `data.suppress`."""
+    """Whether deviances, or also estimates, are rounded: exact ones would disclose counts below `data.suppress`."""
 
     @property
     def free(self) -> int:
@@ -129,14 +131,14 @@ def fit_of(
 ) -> GlmFit | None:
     """Return the fit of the sums; None after too few complete rounds.
 
-    Where fewer than `suppress` records share two categories, or a category and an outcome, errors have two digits,
+    If fewer than `suppress` records share two categories, or a category and an outcome, errors have two digits,
     estimates one more, deviances two of their own error sqrt(2 free), and no covariance is reported: exact numbers
     would disclose how many.
 
-    `counted`: an outcome whose exact moments would count few records.  Deviances and AIC, of the mean alone functions
-    of these counts, are then multiples of a deviance's error, and a linear model's dispersion of its own.  So is what
-    gives the sum of all outcomes where some of the outcome's counts are published: a linear model's intercept of
-    scaled columns, another one's variance of it.
+    `counted`: an outcome whose exact moments would count few records.  Deviances and AIC, without columns functions of
+    these counts, are then multiples of a deviance's error, and a linear model's dispersion of its own.  If some of the
+    outcome's counts are published, quantities that disclose the sum of all outcomes are rounded too: a linear model's
+    intercept of scaled columns, another model's variance of it.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -213,7 +215,7 @@ def fit_of(
 
 
 def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float | None:
-    """Return the fall of the deviance by all columns, or None."""
+    """Return the decrease of the deviance by all columns, or None."""
     other = first is None or design.errors or design.of_family.disperses
     return None if other or first is None else first.deviance - sums.deviance
 
@@ -221,7 +223,7 @@ def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float
 def _tests(
     design: GlmDesign, estimates: Values, spread: Values, free: int | None, ratio: float | None
 ) -> Iterator[TermTest]:
-    """Yield the tests of terms, with `free` degrees of freedom for F; `ratio`: the fall of the deviance."""
+    """Yield the tests of terms, with `free` degrees of freedom for F; `ratio`: the decrease of the deviance."""
     from scipy import special
 
     if ratio is not None:
@@ -265,7 +267,7 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
     """Return the sums of scaled columns over the records of each outcome, [k, p + 1], and `sums` weighted by counts.
 
     `ones`, `sums` [p + 1]: of the columns, and of them times the outcome.  A linear outcome counts as one of two
-    neighbouring whole numbers, as in `few_share`; a count where it is 0 or 1.
+    neighbouring whole numbers, as in `few_share`; a count as 0 or 1.
     """
     records, total = first.records, sums[0]
     squares = total  # of 0 and 1
@@ -281,7 +283,7 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
 def _is_yes_no(sums: PointSums, total: float) -> bool:
     """Return whether each outcome of a Poisson model is 0 or 1; `total`: their sum.
 
-    X^2 over degrees of freedom means nothing for these: it is some (1 - mu), whatever the model.
+    X^2 over degrees of freedom is meaningless for these: it is about (1 - mu) for every model.
     """
     return abs(sums.least - 2 * total) < 1e-6 * sums.records
 
@@ -306,7 +308,7 @@ def few_share(
     category too: for whole numbers the sum of (x - a)(x - a - 1) is 0.  `outcomes`: sums of the columns over each
     outcome's records, [k, p + 1].
 
-    Raises TrainingError where they do and no column is of other numbers: such estimates are a table in another form
+    Raises TrainingError if they do and no column is of other numbers: such estimates are a table in another form
     (Brandt et al., Guidelines for the checking of output based on microdata research, 2010, section 2.2).
     """
     columns = design.columns
@@ -344,14 +346,14 @@ def _without_sums(table: Values) -> Values:
 
 
 def rounded_to(value: float, error: float, digits: int) -> float:
-    """Return a number rounded to so many digits of its error."""
+    """Return a number rounded to `digits` digits of its error."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return value
     return round(value, digits - 1 - math.floor(math.log10(error)))
 
 
 def multiple_of(value: float, error: float) -> float:
-    """Return the whole multiple of an error of one digit that is nearest to a number."""
+    """Return the whole multiple of a one-digit error nearest to a number."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return value
     unit = float(f"{error:.1g}")  # an exact one would determine the number
@@ -361,7 +363,9 @@ def multiple_of(value: float, error: float) -> float:
 def _without_sum(
     layout: GlmLayout, outcome: AgreedColumn, dispersion: float, best: Values, spread: Values, free: int
 ) -> tuple[float, Values, Values]:
-    """Return dispersion, estimates and covariance of scaled columns that give neither sum nor squares of an outcome."""
+    """Return dispersion, estimates and covariance of scaled columns that disclose neither sum nor squares of an
+    outcome.
+    """
     linear, share = layout.design.family == "linear", math.sqrt(2 / max(free, 1))
     best, spread, coarse = np.array(best), np.array(spread), dispersion
     if linear and dispersion > 0:
@@ -425,13 +429,13 @@ def tensors_of(d: ScaledColumns, rows: Values, features: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class MeanPredictions:
-    """Predictions for m records, [m]; NaN where columns depend on each other."""
+    """Predictions for m records, [m]; NaN if columns depend on each other."""
 
     mean: Values
     """Mean outcome: a probability, a number or a count."""
     low: Values
     high: Values
-    """Upper bound of the 95 % interval of that mean."""
+    """Upper bound of the 95 % interval of this mean."""
     record: tuple[Values, Values] | None = None
     """For a linear model: the 95 % interval of a single record."""
 
@@ -464,7 +468,7 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
 
 
 def variance_of(covariance: Sequence[Sequence[float | None]], x: Values) -> Values:
-    """Return x S x' of each record; NaN where it needs an unknown part of S."""
+    """Return x S x' of each record; NaN if it needs an unknown part of S."""
     spread = np.array([[math.nan if one is None else one for one in row] for row in covariance])
     unknown = np.isnan(spread)
     found = np.einsum("mi,ij,mj->m", x, np.where(unknown, 0.0, spread), x)

@@ -1,12 +1,12 @@
-"""The numbers by which sites fit a generalised linear model: whole, so that only their exact sum is visible.
+"""The numbers with which sites fit a generalised linear model: whole, so that only their exact sum is visible.
 
-    first round       records, and the sum of their outcomes: the first point follows; with an offset or weights both as
-                      `mean_sums`, and the sums of y^2, of x y and of x x' that count who shares a category
-    further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
-    last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the
-                      sum of r^2 x x' too, r the residuals of g
+    first round       records, and the sum of their outcomes, which give the first point; with an offset or weights both
+                      as `mean_sums`, and the sums of y^2, of x y and of x x', which count records sharing a category
+    further rounds    deviance, g and A at the point computed from all earlier rounds, see `glm`
+    last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones also
+                      the sum of r^2 x x', r the residuals of g
 
-A vector has a place for every round, so each receiver computes the next point; an incomplete round is zeros, and is
+A vector has positions for every round, so each receiver computes the next point; an incomplete round is zeros, and is
 repeated.  A number x counts as the whole number nearest to x 2^104.
 """
 
@@ -46,9 +46,9 @@ from fedgossip.sites.fits.glm.glm import (
 )
 
 ROBUST, QUASI = "robust", "quasi"
-"""Other errors than those of the family: of the observed squared residuals, or of its variance times X^2 / free."""
+"""Errors other than the family's: from the observed squared residuals, or from its variance times X^2 / free."""
 SHIFT = 104
-"""Bits behind the point."""
+"""Number of fractional bits."""
 LARGEST = 90
 """Bits of the largest number of one record."""
 RECORDS = 1 << 31
@@ -56,11 +56,11 @@ RECORDS = 1 << 31
 
 
 class PriorColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A column that is no coefficient's: an offset, or weights."""
+    """A column without a coefficient: an offset, or weights."""
 
     name: str
     place: int
-    """Among the features of a table."""
+    """Index in the features of a table."""
     mean: float
 
 
@@ -72,7 +72,7 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The label column."""
     unit: str = ""
     of: str = ""
-    """The class whose probability a logistic model gives."""
+    """The class whose probability a logistic model predicts."""
     classes: tuple[str, ...] = ()
     """Both classes of a logistic model, `of` the second."""
     encoding: TableEncoding = TableEncoding(())
@@ -80,7 +80,7 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     columns: tuple[str, ...]
     """Names of the columns, without the intercept, which precedes them."""
     places: tuple[int, ...]
-    """Place of each column among the features of a table as the sites agreed on it."""
+    """Index of each column in the features that the sites agreed on."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     """Scale of each column during the fit."""
@@ -92,7 +92,7 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The hash of the agreed statistics."""
     steps: int
     errors: str | msgspec.UnsetType = msgspec.UNSET
-    """ROBUST or QUASI; unset: those of the family."""
+    """ROBUST or QUASI; unset: the family's errors."""
     offset: PriorColumn | msgspec.UnsetType = msgspec.UNSET
     weights: PriorColumn | msgspec.UnsetType = msgspec.UNSET
 
@@ -106,7 +106,7 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def prior(self) -> tuple[PriorColumn, ...]:
-        """The offset and the weights, where there are any."""
+        """The offset and the weights, if any."""
         return tuple(one for one in (self.offset, self.weights) if one)
 
     @property
@@ -153,7 +153,7 @@ class GlmLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Sums over all sites that the coordinator sees, in words."""
+        """Sums over all sites that the coordinator receives, in words."""
         text = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
         squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
         names = " and ".join(one.name for one in self.design.prior)
@@ -189,7 +189,7 @@ class GlmLayout:
         return as_vector(words_of(whole))
 
     def of_round(self, round: int) -> slice:
-        """Return the places of the numbers of a round."""
+        """Return the indices of the numbers of a round."""
         if round > self.design.steps:
             return slice(self._first + self.design.steps * self._each, len(self.exact.bounds))
         return slice(self._first + (round - 1) * self._each if round else 0, self._first + round * self._each)
@@ -205,7 +205,7 @@ class GlmLayout:
         return np.concatenate([first, np.tile(one, self.design.steps), np.array(last, bool)])
 
     def first_point(self, pooled: Vector) -> float:
-        """Return eta of the first point, of the mean alone.  Raises TrainingError as `reached`."""
+        """Return eta of the first point, of the mean only.  Raises TrainingError as `reached`."""
         words = words_in(pooled[: self.of_round(0).stop * self.exact.width])
         assert words is not None, "`reached` has looked"
         return float(self._started(integers_of(words), 0).point[0])
@@ -218,7 +218,7 @@ class GlmLayout:
         return found
 
     def shared(self, pooled: Vector) -> tuple[float, Values, Values] | None:
-        """Return the sums of y^2, of x y [p + 1] and of x x', by which `few_share` counts; None without a prior."""
+        """Return the sums of y^2, of x y [p + 1] and of x x', for the counts of `few_share`; None without a prior."""
         words = words_in(pooled)
         if not self.design.prior or words is None:
             return None
@@ -230,7 +230,7 @@ class GlmLayout:
     def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
         """Return a site's sums of a round at the state's point.
 
-        Raises ConfigError for a record that is too far from all others.
+        Raises ConfigError for a record too far from all others.
         """
         if round == 0:
             return self.vector(0, [1, len(records.y), *map(whole_of, self._first_sums(records))])
@@ -273,9 +273,9 @@ class GlmLayout:
         return records, real_of(squares), meat if self.robust else None
 
     def reached(self, pooled: Vector, rounds: int) -> Newton | None:
-        """Return the state after so many rounds; None where the first is incomplete.
+        """Return the state after `rounds`; None if the first is incomplete.
 
-        Raises ConfigError for an invalid vector, TrainingError where all outcomes are equal.
+        Raises ConfigError for an invalid vector, TrainingError if all outcomes are equal.
         """
         words = words_in(pooled)
         if words is None or words.size != self.exact.length:
@@ -301,7 +301,7 @@ class GlmLayout:
 
 
 def whole_of(value: float) -> int:
-    """Return a real number as a whole one of a sum.  Raises ConfigError for one that no sum can hold."""
+    """Return a real number as a whole one of a sum.  Raises ConfigError for a number that no sum can represent."""
     shifted = float(np.ldexp(value, SHIFT))
     if not abs(shifted) < float(RECORDS << LARGEST + SHIFT):
         text = "a record so far from the mean of its column that no sum can hold it"
@@ -310,12 +310,12 @@ def whole_of(value: float) -> int:
 
 
 def real_of(number: int) -> float:
-    """Return the real number that a whole one of a sum stands for."""
+    """Return the real number that a whole one of a sum represents."""
     return number / (1 << SHIFT)
 
 
 def known_outcomes(design: GlmDesign, y: Values) -> Values:
-    """Return outcomes in the family's form.  Raises ConfigError for others than those of the family."""
+    """Return outcomes in the family's form.  Raises ConfigError for outcomes outside the family."""
     family = design.of_family
     if wrong := int((~family.outcomes(y)).sum()):
         text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
@@ -332,10 +332,10 @@ class GlmTask(PooledSumsTask):
         super().__init__(layout.exact, layout.design.digest)
         self.layout, self._sites, self._suppress = layout, sites, suppress
         self._steps: tuple[Vector, int, Newton | None] | None = None
-        """The last sums and their state: all local sites get the same sums."""
+        """The last sums and their state: all local sites receive the same sums."""
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        """Return a site's sums of a round.  Raises TrainingError if the first round collected nothing."""
         state = self._reached(job.vector, job.round) if job.round else None
         if job.round and state is None:
             raise self.nothing_there(job.node)
@@ -377,7 +377,9 @@ class GlmTask(PooledSumsTask):
 
 
 def uneven_at(d: GlmDesign, site: SiteRecords, point: Values, first: float, least: int) -> str:
-    """Return, as `too_few`, why sums at a point tell of few of a site's records; `first`: eta of the first one."""
+    """Return, as `too_few`, why sums at a point would disclose few of a site's records; `first`: eta of the first
+    point.
+    """
     offset, weight = d.typical
     unit = float(influences(d.of_family, np.ones((1, 1)), np.array([first]), offset, weight)[0])
     weights = influences(d.of_family, site.x, point, site.offset, site.weights)

@@ -23,11 +23,11 @@ from fedgossip.sites.fits.survival.survival_times import (
     report_counts,
 )
 
-# Survival by the product-limit estimator, from counts at times alone: intervals, medians, and the test of groups.
+# Survival by the product-limit estimator, only from counts at times: intervals, medians, and the test of groups.
 #
-# S(t)  = prod over times u <= t of  1 - d_u / n_u          d events among n at risk
+# S(t)  = prod over times u <= t of  1 - d_u / n_u          d events, n at risk
 # s(t)^2 = sum of  d_u / (n_u (n_u - d_u))                    Greenwood: the error of S is S s
-# interval   S^exp(-+ z s / log S)                            log(-log S) is nearer to normal, and keeps to [0, 1]
+# interval   S^exp(-+ z s / log S)                            log(-log S) is closer to normal, and keeps to [0, 1]
 # log-rank   sum over times of  O - E  by group, E = d n_g / n, with its hypergeometric covariance; chi squared
 #
 # Sources: Kaplan and Meier, JASA 53 (1958); Greenwood, Reports on Public Health and Medical Subjects 33 (1926);
@@ -43,7 +43,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SurvivalCurve:
-    """At each reported time, [e]; errors and bounds are NaN where S is 0, bounds also where it is 1."""
+    """At each reported time, [e]; errors and bounds are NaN for S = 0, bounds also for S = 1."""
 
     survival: Values
     error: Values
@@ -77,7 +77,7 @@ def limits_of(counts: ReportedCounts) -> tuple[Values, Values]:
 
 
 def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | None, float | None, float | None]:
-    """Return the first time at which S is at most a half, and the same of its bounds, or None.
+    """Return the first time with S at most a half, and the same of its bounds, or None.
 
     Source: Brookmeyer and Crowley, Biometrics 38 (1982).
     """
@@ -89,7 +89,7 @@ def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | Non
 
 
 def median_between(times: Sequence[float], limits: tuple[Values, Values]) -> tuple[float | None, float | None]:
-    """Return the times between which the median of times rounded up lies, by `limits_of`; None without a bound."""
+    """Return the bounds, by `limits_of`, of the median of times rounded up; None without a bound."""
     low, high = (np.flatnonzero(one <= 0.5 + 1e-12) for one in limits)
     above = 0.0 if len(low) and not low[0] else float(times[int(low[0]) - 1]) if len(low) else float(times[-1])
     return above, float(times[int(high[0])]) if len(high) else None
@@ -103,7 +103,7 @@ class RestrictedMean(NamedTuple):
     """Standard error, by Greenwood's formula."""
     least: float
     most: float
-    """Bounds of that of all records with times rounded up to the grid."""
+    """Bounds of the mean of all records with times rounded up to the grid."""
 
 
 def restricted_mean(
@@ -124,7 +124,9 @@ def restricted_mean(
 
 @dataclass(frozen=True)
 class LogRank:
-    """The test that all groups have one survival: a chi squared with one degree of freedom for each but the first."""
+    """The test that all groups have one survival: a chi squared with one degree of freedom for each group except the
+    first.
+    """
 
     statistic: float
     freedom: int
@@ -134,7 +136,7 @@ class LogRank:
 
 
 def log_rank(groups: Sequence[ReportedCounts]) -> LogRank | None:
-    """Return the test; None where the groups are not comparable: no two are at risk at an event."""
+    """Return the test; None if the groups are not comparable: no two are at risk at an event."""
     from scipy import special
 
     risk: Counts = np.stack([one.risk for one in groups])
@@ -185,7 +187,7 @@ class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     median_high: float | None
     median_above: float | None = None
     median_until: float | None = None
-    """Bounds of the median of all records with times rounded up to the grid: above the one, at most the other."""
+    """Bounds of the median of all records with times rounded up to the grid: above the first, at most the second."""
     points: tuple[CurvePoint, ...]
     mean: float | None = None
     """Mean time without the event until the last reported time."""
@@ -217,7 +219,7 @@ class CurveFit(
 
 
 def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> CurveFit:
-    """Return the curves of the sums.  Raises TrainingError where there are too few events for a curve."""
+    """Return the curves of the sums.  Raises TrainingError if the events are too few for a curve."""
     d, whole = layout.design, layout.counts(numbers)
     all_of = {group: layout.counts(numbers, group) for group in d.groups}
     never = {group for group in d.groups if 0 < numbers["at", group] < SITES}

@@ -1,4 +1,4 @@
-"""The counts by which sites estimate survival: whole, so that only their exact sum is visible.
+"""The counts with which sites estimate survival: whole, so that only their exact sum is visible.
 
 first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
@@ -51,7 +51,7 @@ class CurveDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, eq=False)
 class SiteTimes:
-    """One site's records: their places in the grid [m], presence of the event [m], and the places of their groups."""
+    """One site's records: their grid indices [m], presence of the event [m], and the indices of their groups."""
 
     places: Counts
     events: npt.NDArray[np.bool_]
@@ -59,7 +59,7 @@ class SiteTimes:
 
 
 def counted(length: int, places: Counts, events: npt.NDArray[np.bool_]) -> TimeCounts:
-    """Return the counts of records at their places in a grid of so many times; places behind it are not counted."""
+    """Return the counts of records at their indices in a grid of `length` times; later indices are not counted."""
     inside = places < length
     both = (np.bincount(places[inside & one], minlength=length) for one in (events, ~events))
     return TimeCounts(len(places), *both)
@@ -84,7 +84,7 @@ class CurveLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Sums over all sites that the coordinator sees, in words."""
+        """Sums over all sites that the coordinator receives, in words."""
         d = self.design
         groups = f" and each of {len(d.groups)} groups that {SITES} sites have" if d.groups else ""
         first = (f"first at how many sites each of {len(d.groups)} groups is",) if d.groups else ()
@@ -103,7 +103,7 @@ class CurveLayout:
         return self._vector(found)
 
     def second(self, site: SiteTimes, pooled: Numbers) -> Vector:
-        """Return a site's counts, of all and of the groups that are at SITES sites or more."""
+        """Return a site's counts, of all and of the groups at SITES sites or more."""
         found: dict[Name, int] = {}
         for place, group in enumerate((ALL, *self.design.groups)):
             if group == ALL:

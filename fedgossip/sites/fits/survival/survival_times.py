@@ -1,12 +1,12 @@
 """Times until an event on an agreed grid, and the subset of them that may be reported.
 
-A record counts at the first time of the grid not before its own; events precede censorings, and later records are
-censored behind the grid.  Neighbouring reported times are merged
+A record counts at the first grid time not before its own; events precede censorings, and later records are censored
+after the grid.  Neighbouring reported times are merged
 
     events        until each group has none or `least` of them
-    censorings    until there are `least`, in each group by itself, all of which leave in the middle of their times
+    censorings    until there are `least`, in each group separately, all of which leave in the middle of their times
 
-so no count below `least` follows from the report.
+so the report discloses no count below `least`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _number(source: str, text: str, advice: str) -> float:
 def checked_times(
     grid: Sequence[float], times: npt.NDArray[np.float64], events: npt.NDArray[np.float64], names: Sequence[str]
 ) -> None:
-    """Raise ConfigError for times [m] below 0 or all behind the grid, and for events [m] other than 0 or 1."""
+    """Raise ConfigError for times [m] below 0 or all after the grid, and for events [m] other than 0 or 1."""
     time, event = names
     if (times < 0).any():
         text = f"column {time!r} holds times below 0, in {int((times < 0).sum())} records"
@@ -87,7 +87,7 @@ def checked_times(
 
 
 def places_of(grid: Sequence[float], times: npt.NDArray[np.float64]) -> Counts:
-    """Return the place in the grid of each time, [m]; len(grid) behind it."""
+    """Return the grid index of each time, [m]; len(grid) for later times."""
     return np.searchsorted(np.asarray(grid), times, side="left")
 
 
@@ -114,8 +114,8 @@ class ReportedCounts:
     risk: Counts
     events: Counts
     fewest: Counts
-    """Minimum number of records at risk at some event of a reported time: the estimate lies between those of `fewest`
-    and `most`.
+    """Minimum number of records at risk at some event of a reported time: the estimate is between those of `fewest` and
+    `most`.
     """
     most: Counts
 
@@ -125,8 +125,8 @@ def enough(count: int, least: int) -> bool:
 
 
 def choose_report_times(groups: Sequence[TimeCounts], least: int) -> list[int]:
-    """Return the grid's places of the reported times, each covering the events since the last; [] where a group has
-    fewer than `least`.
+    """Return the grid indices of the reported times, each covering the events since the last; [] if a group has fewer
+    than `least`.
     """
     ends: list[int] = []
     counts: list[list[int]] = []
@@ -152,11 +152,11 @@ def choose_report_times(groups: Sequence[TimeCounts], least: int) -> list[int]:
 def ends_of_risk_sets(
     groups: Sequence[TimeCounts], least: int, *, apart: bool, inside: Sequence[TimeCounts] = (), fewest: int = 1
 ) -> list[int]:
-    """Return the places of reported times for sums over all at risk: every event belongs to one of them.
+    """Return the indices of reported times for sums over all at risk: every event belongs to one of them.
 
-    Each has, in each group, no events or `least`; with `apart` (separate sums over events) no censorings or `least`
-    either.  The rest is merged into the last.  Each group `inside` these, which sums tell apart, has no events or
-    `fewest`, and so for censorings.  Late events are omitted where too few records without an event remain; [] where a
+    Each has, in each group, no events or `least`; with `apart` (separate sums over events) also no censorings or
+    `least`.  The rest is merged into the last.  Each group `inside` these, which sums distinguish, has no events or
+    `fewest`, and equally for censorings.  Late events are omitted if too few records without an event remain; [] if a
     group has fewer than `least`, or `fewest`.
     """
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in (*groups, *inside)]
@@ -164,7 +164,7 @@ def ends_of_risk_sets(
     rules = [(one, least, apart) for one in groups] + [(one, fewest, True) for one in inside]
 
     def is_reported(begin: int, end: int, *, last: bool = False) -> bool:
-        """Whether the places from `begin` to before `end` can be one reported time."""
+        """Whether the indices from `begin` to before `end` can be one reported time."""
         for (one, many, separate), had, left in zip(rules, events, gone, strict=True):
             if not enough(int(had[end] - had[begin]), many):
                 return False
@@ -192,9 +192,9 @@ def ends_of_risk_sets(
 
 
 def reported_risk(risk: Sequence[int], events: Sequence[int], least: int) -> list[int]:
-    """Return the numbers at risk to report for those at the times of `ends_of_risk_sets`.
+    """Return the numbers at risk to report at the times of `ends_of_risk_sets`.
 
-    A record that leaves without an event counts until `least` have left, and the last such run where fewer remain.
+    A record that leaves without an event counts until `least` have left; so does the last such run if fewer remain.
     """
     found, waiting, run, begin = [risk[0]], 0, 0, 0
     for place in range(1, len(risk)):
@@ -214,7 +214,7 @@ def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
 
 @dataclass(frozen=True)
 class CensoredRun:
-    """A run of `count` censorings at the places from `begin` to before `end`, reported as exits at `place`."""
+    """A run of `count` censorings at the indices from `begin` to before `end`, reported as exits at `place`."""
 
     begin: int
     end: int
@@ -225,8 +225,8 @@ class CensoredRun:
 def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
     """Return all records without an event until the end of the grid, by exit time, in runs of at least `least`.
 
-    A smaller rest joins the run before it; [] where all are fewer, which then never leave.  A run leaves at its median
-    place; one with a record present after the last event stays for it.
+    A smaller rest joins the previous run; [] if all are fewer, which then never leave.  A run leaves at its median
+    index; one with a record present after the last event stays for it.
     """
     behind = group.records - int(group.events.sum()) - int(group.censored.sum())
     censored = [*group.censored.tolist(), behind]
@@ -264,10 +264,10 @@ def report_counts(group: TimeCounts, ends: Sequence[int], least: int) -> Reporte
 def choose_groups(
     groups: Mapping[str, TimeCounts], everybody: TimeCounts, never: set[str], least: int
 ) -> tuple[dict[str, TimeCounts], TimeCounts | None]:
-    """Return the groups that may be reported, and all other records together, None where there are none.
+    """Return the groups that may be reported, and all other records together, None without others.
 
-    Groups in `never` are at too few sites; the smallest reported group is withheld too where the rest would disclose
-    one group, or few records.
+    Groups in `never` are at too few sites; the smallest reported group is withheld too if the rest would disclose one
+    group, or few records.
     """
     there = {name: one for name, one in groups.items() if one.records}
     published = {
