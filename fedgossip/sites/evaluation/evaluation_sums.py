@@ -1,4 +1,4 @@
-"""The numbers with which sites evaluate one model together: whole, so that only their exact sum is visible.
+"""The whole numbers that sites sum to evaluate one model together: only their exact sum is visible.
 
     first round     number of sites, and of sites per group of records
     second round    over records: right outputs, losses, confusion; per outcome, histograms of its probability for

@@ -1,4 +1,4 @@
-"""The numbers with which sites grow boosted trees: whole, so that only their exact sum is visible.
+"""The whole numbers that sites sum to grow boosted trees: only their exact sum is visible.
 
     first round       records per class, or the sum of the outcomes, which give the first margins
     further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h;
@@ -329,7 +329,7 @@ class GrowingTrees:
             depth += 1
         return depth
 
-    # --- what may follow ------------------------------------------------------------------------------------------
+    # --- permitted states -----------------------------------------------------------------------------------------
 
     def broken(self, after: GrowingTrees) -> str:
         """Return why an ensemble cannot follow from this one by the sums of one level; "" if it can.

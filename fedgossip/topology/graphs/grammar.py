@@ -197,7 +197,7 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(SCHEDULES)
 
 
-# --- how each is made -------------------------------------------------------------------------------------------
+# --- constructors -----------------------------------------------------------------------------------------------
 
 
 def _sized(make: Callable[[int], Topology]) -> Callable[[Request], Topology]:

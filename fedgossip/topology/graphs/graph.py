@@ -160,7 +160,7 @@ class Topology:
         """Return the node's name, or its id without one."""
         return self.labels[node] if self.labels is not None else str(node)
 
-    # --- as a whole -----------------------------------------------------------------------------------------------
+    # --- the whole graph ------------------------------------------------------------------------------------------
 
     def components(self) -> IntArray:
         """Return int64 [n], the number of each node's component (strongly connected if directed)."""

@@ -251,7 +251,7 @@ class _Colouring:
         del self._at[u][colour], self._at[v][colour]
 
 
-# --- how often, and how much ------------------------------------------------------------------------------------
+# --- probabilities and step -------------------------------------------------------------------------------------
 
 
 def activation(laplacians: Sequence[FloatArray], budget: float) -> FloatArray:

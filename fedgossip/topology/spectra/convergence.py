@@ -196,7 +196,7 @@ def disagreement_band(
     return lower, upper
 
 
-# --- what follows from a spectrum -------------------------------------------------------------------------------
+# --- results from a spectrum ------------------------------------------------------------------------------------
 
 
 def check_gamma(gamma: float) -> None:

@@ -158,7 +158,7 @@ class Mixing:
         np.cumsum(np.bincount(self.ids, minlength=self.n), out=starts[1:])
         return starts, self.receivers[order]
 
-    # --- as a whole -----------------------------------------------------------------------------------------------
+    # --- the whole matrix -----------------------------------------------------------------------------------------
 
     @property
     def n(self) -> int:

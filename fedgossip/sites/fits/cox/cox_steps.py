@@ -248,7 +248,7 @@ class FittedHazards:
         else:
             self._set(stage=RISK)
 
-    # --- what may follow ------------------------------------------------------------------------------------------
+    # --- permitted states -----------------------------------------------------------------------------------------
 
     def broken(self, after: FittedHazards, clients: int) -> str:
         """Return why a state cannot follow from this one by sums over `clients` sites (0: any number), or "".  Sums

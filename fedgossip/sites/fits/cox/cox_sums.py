@@ -1,4 +1,4 @@
-"""The numbers with which sites fit proportional hazards: whole, so that only their exact sum is visible.
+"""The whole numbers that sites sum to fit proportional hazards: only their exact sum is visible.
 
     counts     records of each stratum; events and censorings at each time of the agreed grid, which determine the
                reported times; if all columns are categories, the same for each combination of categories

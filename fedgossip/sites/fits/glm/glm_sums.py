@@ -1,4 +1,4 @@
-"""The numbers with which sites fit a generalised linear model: whole, so that only their exact sum is visible.
+"""The whole numbers that sites sum to fit a generalised linear model: only their exact sum is visible.
 
     first round       records, and the sum of their outcomes, which give the first point; with an offset or weights both
                       as `mean_sums`, and the sums of y^2, of x y and of x x', which count records sharing a category

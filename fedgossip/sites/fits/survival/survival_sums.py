@@ -1,4 +1,4 @@
-"""The counts with which sites estimate survival: whole, so that only their exact sum is visible.
+"""The counts that sites sum to estimate survival: only their exact sum is visible.
 
 first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
