@@ -44,7 +44,7 @@ _SEPARATOR = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 _SIGN, _EXPONENT = r"[+-]?", r"(?:[eE][+-]?\d+)?"
 _COMMA = re.compile(rf"{_SIGN}\d+,\d+{_EXPONENT}", re.ASCII)
 _EITHER = re.compile(rf"{_SIGN}[1-9]\d{{0,2}}[.,]\d{{3}}", re.ASCII)
-"""A number whose only mark could stand between thousands."""
+"""A number with a single mark that may separate thousands."""
 _GROUPS = {
     ",": re.compile(rf"{_SIGN}\d{{1,3}}(?:\.\d{{3}}(?:\.\d{{3}})+|(?:\.\d{{3}})+,\d+)", re.ASCII),
     ".": re.compile(rf"{_SIGN}\d{{1,3}}(?:,\d{{3}}(?:,\d{{3}})+|(?:,\d{{3}})+\.\d+)", re.ASCII),

@@ -227,7 +227,7 @@ class TorchTask:
         return plain and stacked and all(node in self._shares for node in range(n))
 
     def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
-        """See `StackedTask`.  Raises TrainingError where training diverges."""
+        """See `StackedTask`.  Raises TrainingError if training diverges."""
         assert isinstance(self._engine, LayerStack) and isinstance(self._batches, Batches), "ask trains_stacks first"
         lr = self.settings.rate(round, self._rounds)
         with self._lock:

@@ -22,7 +22,7 @@ MAKE = "make"
 
 
 class _Short(click.Group):
-    """Without another word a release of RUN is made: `fedgossip release RUN`."""
+    """`fedgossip release RUN` without a subcommand makes a release of RUN."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         return super().resolve_command(ctx, args if args[0] in self.commands else [MAKE, *args])

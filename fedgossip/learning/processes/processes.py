@@ -103,7 +103,7 @@ class Group:
             raise
 
     def ask(self, order: Message) -> list[Message]:
-        """Send an order to all processes and return their answers.
+        """Send an order to all processes and return their replies.
 
         Raises TrainingError, or the failed process's error; the group is then useless.
         """
@@ -130,7 +130,7 @@ class Group:
         self._channels[-1].send(msgspec.structs.replace(setup, rank=rank, store=store, examples=places))
 
     def _answers(self, seconds: float) -> list[Message]:
-        """Return one answer of each process, with at most `seconds` between two messages."""
+        """Return one reply of each process, with at most `seconds` between two messages."""
         found: dict[int, Message] = {}
         while waiting := {rank: one for rank, one in enumerate(self._channels) if rank not in found}:
             readable, _, _ = select.select(list(waiting.values()), [], [], seconds)

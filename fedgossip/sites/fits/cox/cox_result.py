@@ -162,8 +162,8 @@ ALL = "all columns"
 def _proportional(state: FittedHazards) -> Iterator[TermTest]:
     """Yield Grambsch and Therneau's tests that no effect changes with the time: scaled Schoenfeld residuals, by 1 - S.
 
-    d r' V (V_jj)^-1 V r / sum of (g - mean g)^2 over d events, r = sum of (g - mean g)(x - mean x of those at risk),
-    V the covariance of all estimates.  None with a ridge, nor where columns depend on each other.
+    d r' V (V_jj)^-1 V r / sum of (g - mean g)^2 over d events, r = sum of (g - mean g)(x - mean x of those at risk), V
+    the covariance of all estimates.  None with a ridge, or if columns depend on each other.
     """
     events, g, spread = (
         state["events"][:, : state.number("told")].sum(axis=0),
