@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 30.0
-"""Seconds without news after which a reader of lines is notified, once."""
+"""Seconds without new rows after which a reader of lines is notified, once."""
 LEAVE = "Ctrl-C ends the watching; the run is not touched."
 
 
@@ -30,12 +30,11 @@ LEAVE = "Ctrl-C ends the watching; the run is not touched."
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Of the page; 0: a free one.")
 @click.option("--open/--no-open", "opened", default=False, show_default=True, help="Open the page in the browser.")
 def watch(run_dirs: tuple[Path, ...], once: bool, web: bool, port: int, opened: bool) -> int:
-    """Watch RUN, a run directory, while it goes on or afterwards; without RUN, the newest in runs/,
-    hosting/ and joined/.
+    """Watch RUN, a run directory, while it runs or afterwards; without RUN, the newest in runs/, hosting/ and joined/.
 
     RUN may also be the folder of one peer of a run over several machines, or several such folders, or a folder of runs:
-    the newest of them.  Only files are
-    read: a run cannot be disturbed.  It ends by itself when the run has ended.  On a pipe: a line per round and event.
+    the newest of them.  Only files are read: a run cannot be disturbed.  The command ends when the run has ended.  On a
+    pipe: a line per round and event.
     """
     if once and web:
         raise click.UsageError("--once and --web exclude each other")
@@ -169,7 +168,7 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
 
 
 LOOK_SECONDS = 0.2
-"""Seconds between two pieces of reading."""
+"""Seconds between two reads."""
 
 
 @click.command()
@@ -177,9 +176,9 @@ LOOK_SECONDS = 0.2
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Of the page; 0: a free one.")
 @click.option("--open/--no-open", "opened", default=False, show_default=True, help="Open the page in the browser.")
 def board(folder: Path, port: int, opened: bool) -> None:
-    """Serve a page on 127.0.0.1 with all runs in FOLDER: a table to sort and filter, their curves beside each other.
+    """Serve a page on 127.0.0.1 with all runs in FOLDER: a table to sort and filter, and their curves side by side.
 
-    It moves with the runs that go on.  Only files are read: nothing is written, and no run can be disturbed.
+    It updates while runs continue.  Only files are read: nothing is written, and no run can be disturbed.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.run.progress import words_for

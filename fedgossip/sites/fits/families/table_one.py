@@ -1,13 +1,14 @@
 """Table 1: all columns by group, with standardised differences and tests, from counts, sums and sums of squares.
 
     numbers      mean (deviation) of each group;  Welch's test of equal means, for two groups his t test
-    categories   records of each group;  Pearson's chi squared without correction, of two by two Fisher's exact test too
+    categories   records of each group;  Pearson's chi squared, uncorrected; for two by two also Fisher's exact test
     difference   the largest of two groups:  |m1 - m2| / sqrt((s1^2 + s2^2) / 2);  of categories, with p the shares of
-                 all but the first,  sqrt((p1 - p2)' S^-1 (p1 - p2)),  S the mean of the groups' diag(p) - p p'
+                 all except the first,  sqrt((p1 - p2)' S^-1 (p1 - p2)),  S the mean of the groups' diag(p) - p p'
 
 Categories with a cell of fewer than `suppress` records, or at too few sites, are joined with others until no cell is
-small, since totals are published.  A column with few different values is left out, for its mean would count them; one
-with a group of 1 to `suppress` - 1 numbers has no figures, for those of all records are in the agreed statistics.
+small, since totals are published.  A column with few distinct values is omitted, because its mean would count them.  A
+column with a group of 1 to `suppress` - 1 numbers has no figures, because the agreed statistics publish those of all
+records.
 
 Sources: Welch, Biometrika 38 (1951); Yang and Dalton, SAS Global Forum 335 (2012); Fisher, JRSS 85 (1922).
 """
@@ -46,14 +47,14 @@ GROUPS = 12
 """Maximum number of groups."""
 EMPTY = "(empty)"
 FINE = 64
-"""Parts of a deviation to which moments are rounded where the number of empty cells is withheld."""
+"""Fraction (1 / FINE) of a deviation to which moments are rounded if the number of empty cells is withheld."""
 HEAD = ("p", "difference")
 TESTS = ("column", "test", "statistic", "degrees of freedom", "p")
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedColumns:
-    """One site's columns, and the place of each record's group, [m]."""
+    """One site's columns, and the index of each record's group, [m]."""
 
     columns: SiteColumns
     groups: npt.NDArray[np.int64]
@@ -274,10 +275,10 @@ def together(
     least: int,
     withheld: Sequence[int] = (),
 ) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
-    """Return categories [r] and counts [r, groups], disclosing ones joined until there is no small cell, or one
-    category.
+    """Return categories [r] and counts [r, groups], with disclosing ones joined until no cell is small, or one category
+    remains.
 
-    Small is also a cell at fewer than SITES sites, and a `withheld` category.
+    A cell at fewer than SITES sites, and a `withheld` category, count as small.
     """
     lone = (at > 0) & (at < SITES)
     lone[list(withheld)] |= table[list(withheld)] > 0
@@ -324,7 +325,7 @@ def fisher(table: npt.NDArray[np.int64]) -> float:
 
 
 def standardised(table: npt.NDArray[np.int64]) -> float | None:
-    """Return the largest standardised difference of two groups, the columns of a table; None where S is singular."""
+    """Return the largest standardised difference of two groups, the columns of a table; None if S is singular."""
     shares = (table / table.sum(axis=0))[1:]
     found = list[float]()
     for one, other in itertools.combinations(shares.T, 2):
