@@ -68,7 +68,7 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
 
 
 def _bounded(path: Path, batches: Iterable[Any], schema: Any, size: int) -> Any:
-    """Return a table, whose cells take at most what a file of this size may unpack to.  Raises ConfigError."""
+    """Return a table with cells of at most the unpacked size permitted for a file of `size`.  Raises ConfigError."""
     most, found = outside_files.inflated_limit(size), list[Any]()
     left = most
     for batch in batches:
@@ -166,7 +166,7 @@ def _is_compressed(metadata: bytes) -> bool:
     """
 
     def field(table: int, place: int) -> int:
-        """Return where a field of a table lies; 0 for one that is not there."""
+        """Return the offset of a field of a table; 0 for a missing field."""
         names = table - int.from_bytes(metadata[table : table + 4], "little", signed=True)
         length, at = int.from_bytes(metadata[names : names + 2], "little"), 4 + 2 * place
         offset = int.from_bytes(metadata[names + at : names + at + 2], "little") if at < length else 0

@@ -72,7 +72,7 @@ class CellMemory:
         return min(CELLS_MOST, self._left // EACH_CELL)
 
     def take(self, cells: Sequence[object]) -> None:
-        """Raise ConfigError where there is no room for these cells beside those before."""
+        """Raise ConfigError if these cells, added to the earlier ones, exceed the limit."""
         self._left -= EACH_CELL * len(cells) + sum(
             len(one) for one in cells if one is not None and isinstance(one, TEXT)
         )

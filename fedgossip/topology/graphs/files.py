@@ -201,7 +201,7 @@ def _from_description(described: GraphFile, path: Path) -> Topology:
 
 
 def _nodes_of(described: GraphFile, path: Path) -> tuple[int, tuple[str, ...] | None]:
-    """Return the number of nodes, and their labels where given.  Raises ConfigError."""
+    """Return the number of nodes, and their labels, if given.  Raises ConfigError."""
     if (described.nodes is None) == (described.n is None):
         raise ConfigError(f"{path}: the graph is not given", "Give edges or arcs with either nodes or n.")
     labels = None if described.nodes is None else tuple(described.nodes)

@@ -265,10 +265,10 @@ class SiteHazards:
         return found
 
     def risk(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_]) -> Numbers:
-        """Return the numbers of the reported times that end at these places of the grid, at a point [p].
+        """Return the numbers of the reported times that end at these grid indices, at a point [p].
 
-        `had`: which strata have events at which time, [s, k].  Others are 0: two neighbours of them would tell of the
-        few that leave without an event between.
+        `had`: which strata have events at which time, [s, k].  Others are 0: the difference of two such neighbours
+        would disclose the few records that leave without an event between them.
         """
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))

@@ -185,7 +185,7 @@ def _levels(d: FamilyDesign) -> Sequence[tuple[str, int]]:
 class _NumberRow:
     means: Sequence[float | None]
     deviations: Sequence[float | None]
-    """None of a group without numbers, and of all groups where one has too few."""
+    """None for a group without numbers, and for all groups if one has too few."""
     statistic: float | None
     freedom: float
     p: float | None
@@ -202,17 +202,17 @@ def _of_numbers(d: FamilyDesign, column: AgreedColumn, of: PooledRound, mean: fl
     n = (of["groups"] - empty).astype(float)
     z = of[f"sum {column.name}"] / np.maximum(n, 1)
     variance = np.maximum(of[f"squares {column.name}"] - n * z * z, 0.0) / np.maximum(n - 1, 1)
-    # few empty cells, or moments that the statistics round: an exact mean would tell how many records it is of
+    # few empty cells, or moments that the statistics round: an exact mean would disclose its number of records
     is_rounded = bool(((empty > 0) & (empty < d.suppress)).any() or column.precision or column.common)
     if is_rounded:
         z, variance = np.round(z * FINE) / FINE, (np.maximum(np.round(np.sqrt(variance) * FINE), 1) / FINE) ** 2
-    # a group with few numbers is the difference of all, which the statistics have, and the others: none is shown
+    # a group with few numbers is the difference of all, published in the statistics, and the others: none is shown
     hidden = (n == 0) | bool(((n > 0) & (n < d.suppress)).any())
     means, deviations = (
         [None if hide else float(value) for hide, value in zip(hidden, values, strict=True)]
         for values in (mean + deviation * z, deviation * np.sqrt(variance))
     )
-    # a test by the true numbers would tell of the few empty cells; one by all records is wrong where many are empty
+    # a test with the true numbers would disclose the few empty cells; with all records it is wrong if many are empty
     untold = is_rounded and bool((empty >= d.suppress).any())
     if len(n) < 2 or hidden.any() or untold or not (variance > 0).all():
         return _NumberRow(means, deviations, None, 0.0, None, None)
