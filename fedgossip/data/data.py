@@ -367,11 +367,11 @@ def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
 
 
 MADE_TWICE = 64 << 20
-"""Bytes of the largest data that a function is called for twice: more would take too long to make again."""
+"""Maximum bytes of data for which a function is called twice; larger data would take too long."""
 
 
 def made_twice(source: str, make: Callable[[], Dataset]) -> Dataset:
-    """Return what the user's function makes.  Raises ConfigError where it makes other data the second time."""
+    """Return the result of the user's function.  Raises ConfigError if the second call returns other data."""
     found = make()
     if found.x.nbytes <= MADE_TWICE and make().digest() != found.digest():
         advice = "Draw from a generator with a seed: numpy.random.default_rng(0)."

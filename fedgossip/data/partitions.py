@@ -320,7 +320,7 @@ def load_own(
 
 
 def check_drawn(source: str, test: Dataset, peer: int) -> None:
-    """Raise ConfigError where the function gives other examples when it is called again, and as `load_own` does."""
+    """Raise ConfigError if a second call of the function returns other examples, and as `load_own` does."""
     made_twice(source, lambda: _drawn(source, test, peer, None, standard=test.scale != "none"))
 
 

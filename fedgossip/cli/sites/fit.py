@@ -57,10 +57,10 @@ def fit(
     overrides: tuple[str, ...],
     carrier: FolderCarrier | None,
 ) -> int:
-    """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
-    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6),
-    survival (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables
-    (table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
+    """Fit the model of model.source to all sites' tables, by secure sums: it equals that of all records in one place.
+    A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6), survival
+    (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables (table1?by=COLUMN,
+    correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
     elastic-net?family=logistic, weibull, mixed?by=COLUMN).
 
     Writes fit.json (for trees trees-fit.json, for survival survival.json, for tables tables.json), and for predicting

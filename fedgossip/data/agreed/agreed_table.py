@@ -405,7 +405,7 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
 
 
 def read_words(path: Path | TableFile, agreed: AgreedTable, name: str) -> list[str]:
-    """Return the cells of a column outside of the schema, of the records of `read_for_fit`.
+    """Return the cells of a column outside the schema, of the records of `read_for_fit`.
 
     Raises ConfigError for a missing column, and an empty cell.
     """

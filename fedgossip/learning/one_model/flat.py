@@ -2,7 +2,7 @@
 
 Files and loops share one rule.  A vector contains the parameters with requires_grad, and the running statistics
 (floating, persistent, finite buffers).  Constant tables such as masks with -inf, integers, buffers with
-persistent=False, and what follows from the parameters (`spectral_norms`) stay with their module.
+persistent=False, and buffers computed from the parameters (`spectral_norms`) stay with their module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Trials of the user's own model, loss and metrics on a few examples, before anything runs: each is called twice.
+"""Trials of users' models, losses and metrics on a few examples, before anything runs: each is called twice.
 
-One that changes its arguments, or differs the second time (by time, by global randomness), is refused by its name;
-torch's generator has the same state each time.  What one raises is left to the run, which reports it with its place: a
-metric may need more examples than these.
+A function that changes its arguments, or returns another result the second time (because of time or global randomness),
+is refused by name; torch's generator has the same state each time.  Exceptions are left to the run, which reports them
+with their place: a metric may need more examples.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.scoring import Scoring
 
 EXAMPLES = 8
-"""Of the test set."""
+"""Number of examples of the test set."""
 TOLERANCE = 1e-4
-"""Relative: kernels may add the same numbers in another order at another place in memory."""
+"""Relative tolerance: kernels may sum in another order at another memory address."""
 STEADY = "Let it depend on its arguments alone; torch's own generator is seeded."
 
 
@@ -37,7 +37,7 @@ def check_own_parts(
     criterion: Criterion,
     scoring: Scoring,
 ) -> None:
-    """Raise ConfigError as the module's docstring has it.  `remade`: makes the module of `source` once more."""
+    """Raise ConfigError as described in the module's docstring.  `remade`: builds the module of `source` again."""
     own_model, own_loss = models.is_own(source), is_function(criterion.name)
     if not (own_model or own_loss or scoring.own):
         return

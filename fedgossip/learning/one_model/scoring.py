@@ -58,7 +58,7 @@ class Scoring:
         self.own = {
             name: self._whole[score_of(name).name] for name in names if custom.is_function(name.partition("?")[0])
         }
-        """The user's own metrics, by their texts."""
+        """The user's metrics, by their texts."""
         deviation = torch.tensor(data.label_deviation or (1.0,), dtype=torch.float64)
         self._unit = deviation if self._kind == REGRESSION else None
 

@@ -2,8 +2,8 @@
 
     torch divides a weight W by u' W v, its largest singular value: u and v are buffers, of length 1.
 
-A mean of directions is shorter than 1, so u' W v would be too small and the weight too large wherever the model is
-evaluated.  So u and v stay with their module, and follow from W wherever a vector is written to it.
+A mean of directions is shorter than 1, so u' W v would be too small and the weight too large in every evaluation of the
+model.  Therefore u and v stay with their module, and are computed from W when a vector is written to the module.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 STEPS = 50
-"""Number of power iterations: of two nearly equal singular values either is as good."""
+"""Number of power iterations; of two nearly equal singular values either is suitable."""
 
 
 @dataclass(frozen=True)
 class _Directions:
-    """Paths of u [rows] and v [columns] in the module, and the matrix whose largest singular value they belong to."""
+    """Paths of u [rows] and v [columns] in the module, and the matrix of the largest singular value."""
 
     u: str
     v: str
@@ -36,7 +36,7 @@ def directions(module: nn.Module) -> set[str]:
 
 
 def settle(module: nn.Module) -> None:
-    """Write the directions of the weights as they are now: a function of the weights alone."""
+    """Write the directions of the present weights: a function of the weights only."""
     import torch
 
     found = list(_found(module))

@@ -64,7 +64,7 @@ class Exchanged:
                 raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
 
     def check_complete(self) -> None:
-        """Raise ConfigError, naming the first, for a parameter that was frozen or absent at the join and trains now."""
+        """Raise ConfigError, naming the first, for a parameter that trains now and was frozen or absent at the join."""
         plain, exchanged = _plainly(self.module), set(self._paths)
         for path, parameter in self.module.named_parameters():
             name = plain(path)

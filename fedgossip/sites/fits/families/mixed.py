@@ -1,17 +1,18 @@
-"""A linear mixed model by restricted likelihood: a random intercept of each cluster of records, a patient's visits.
+"""A linear mixed model by restricted likelihood: a random intercept per cluster of records, such as a patient's visits.
 
     y = x b + u + e     u: of each cluster, variance theta s^2;  e: of each record, variance s^2;  z = (1, x, y)
     W = sum over records of (z - its cluster's mean)(z - its cluster's mean)'
     T_n = sum of t t' over the clusters of n records, t the sum of a cluster's z
-    Z'V^-1 Z = W + sum over n of T_n / (n + n^2 theta),     of which b, its covariance s^2 (X'V^-1 X)^-1, and s^2 follow
+    Z'V^-1 Z = W + sum over n of T_n / (n + n^2 theta),     which gives b, its covariance s^2 (X'V^-1 X)^-1, and s^2
     -2 log L = (N - p)(log s^2 + 1 + log 2 pi) + sum over clusters of log(1 + n theta) + log det X'V^-1 X
 
     round 0     the number of clusters of each size
     round 1     W, and T_n of each size
 
-These are sufficient, so theta is found without another sum.  A search by sums at one theta after another would open the
-same: Z'V^-1 Z is a rational function of theta, and its poles -1 / n give n and T_n.  So each size has no clusters, or
-`data.suppress` at three sites; a random effect of a site, alone of its size, is refused.
+These sums are sufficient, so theta is found without another sum.  A search with sums at one theta after another would
+disclose the same: Z'V^-1 Z is a rational function of theta, and its poles -1 / n give n and T_n.  Each size therefore
+has no clusters, or `data.suppress` at three sites.  A random effect of the site, whose cluster is the only one of its
+size, is therefore refused.
 
 Sources: Laird and Ware, Biometrics 38 (1982); Patterson and Thompson, Biometrika 58 (1971); Self and Liang, JASA 82
 (1987), for the test at the bound; Luo et al., Nature Communications 13 (2022), for sufficient sums of sites.
@@ -61,10 +62,10 @@ from fedgossip.sites.fits.glm.glm_result import (
 MOST = 50
 """Maximum number of records of a cluster."""
 THETAS = np.concatenate([[0.0], np.geomspace(1e-6, 1e6, 241)])
-"""Ratios of variances between which the likelihood's maximum is found."""
+"""Ratios of variances in the search for the likelihood's maximum."""
 OTHER = "Take glm:linear, or another column."
 REACH = 3.841458820694124
-"""Fall of -2 log L within a 95 % interval."""
+"""Increase of -2 log L at the bounds of a 95 % interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class ClusteredSample:
 
 @dataclass(frozen=True, eq=False)
 class MixedPoint:
-    """All estimates at one theta, of columns as they are summed."""
+    """All estimates at one theta, of columns as summed."""
 
     theta: float
     deviance: float
@@ -94,8 +95,8 @@ class MixedPoint:
 
 @dataclass(frozen=True, eq=False)
 class MixedSums:
-    """The sufficient sums: W [q, q], T_n [k, q, q], and the sizes n and how many clusters have them, [k]; and log det
-    of the scale of the columns.
+    """The sufficient sums: W [q, q], T_n [k, q, q], the sizes n with their numbers of clusters, [k]; and log det of the
+    scale of the columns.
     """
 
     within: Values
@@ -126,7 +127,7 @@ class MixedSums:
         )
 
     def best(self) -> MixedPoint:
-        """Return the point of the largest likelihood.  Raises TrainingError where theta grows without end."""
+        """Return the point of the largest likelihood.  Raises TrainingError if theta grows without end."""
         place = int(np.argmin([self.at(theta).deviance for theta in THETAS]))
         if place == len(THETAS) - 1:
             text = "the records of each cluster agree: no variance is left within them"
@@ -137,7 +138,7 @@ class MixedSums:
         return self.at(root(lambda theta: self.at(theta).slope, low, high))
 
     def interval(self, best: MixedPoint) -> tuple[float, float]:
-        """Return the thetas between which the profile of -2 log L is within REACH of its least."""
+        """Return the bounds of theta with the profile of -2 log L within REACH of its minimum."""
 
         def above(theta: float) -> float:
             return self.at(theta).deviance - best.deviance - REACH
@@ -310,12 +311,12 @@ def most_of(d: FamilyDesign) -> int:
 
 
 def categories_of(d: FamilyDesign) -> dict[str, list[int]]:
-    """Return the columns of categories, each with its places in the design."""
+    """Return the columns of categories, each with its indices in the design."""
     return {name: places for name, places in terms_of(d) if name not in d.columns}
 
 
 def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
-    """Return what too few clusters share, and the advice; "" for nothing."""
+    """Return the value that too few clusters share, and the advice; "" for none."""
     by, clusters, at = d.options["by"], first["clusters"], first["at"]
 
     def enough(sizes: slice) -> bool:
