@@ -20,7 +20,7 @@ from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow
 
 SLACK = 0.05
-"""Relative slack of the edges: they are of first order in the disagreement."""
+"""Edges are of first order in the disagreement: a distance outside them by this share counts as inside."""
 SCORE_SLACK = 0.02
 """Slack of scores from 0 to 1: a model off the mean misclassifies other examples than the mean does."""
 WIDE = 2.5
@@ -49,8 +49,8 @@ class RunForecast(msgspec.Struct, frozen=True):
 
     level: "probe" (three jobs per node at the first model), "shadow" (one training at the mean), "followed" (shadow,
     and the peers on the graph), or "realised" (a shadow of the rounds as mixed).  lower, upper: of the consensus
-    distance after round 1, 2, ...; equal if `exact`.  responses: (round, share of its distance from the mean by which
-    an update changes).  jobs: number of trainings.
+    distance after round 1, 2, ...; equal if `exact`.  responses: (round, share of a peer's distance from the mean
+    that its update takes back).  jobs: number of trainings.
     """
 
     level: str

@@ -121,7 +121,7 @@ class Stopping:
     again: bool = False
     """Whether a person requested it and may resume this participant later."""
     over: bool = False
-    """Whether the local training ended early: leave as after the last round."""
+    """Whether the local training loop has ended: leave as after the last round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,7 +62,7 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, 
     seconds_communicating: float = 0.0
     """Earlier releases count it in seconds_waiting."""
     metrics: dict[str, float | None] | None = None
-    """Other numbers of its model from `evaluate`, without loss and score; null: not finite."""
+    """Numbers of its model from `evaluate` other than loss and score; null: not finite."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
@@ -81,7 +81,7 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
     consensus_before: float | None = None
     update_spread: float | None = None
     metrics: dict[str, float | None] | None = None
-    """Other numbers of the averaged model from `evaluate`, without loss and score; null: not finite."""
+    """Numbers of the averaged model from `evaluate` other than loss and score; null: not finite."""
 
     @property
     def measured(self) -> bool:

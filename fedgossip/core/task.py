@@ -76,7 +76,7 @@ class Update:
     extra: tuple[Vector, ...] = ()
     """The result for the terms' `extra`; it stays with the client rule."""
     over: bool = False
-    """Not an update: the local training ended early, and no later job is answered."""
+    """Not an update: the local training loop has ended, and no later job is answered."""
 
 
 PARAMETER, STATISTIC = "parameter", "statistic"

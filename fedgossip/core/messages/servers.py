@@ -145,7 +145,7 @@ class CodedPush(PushHead, OfClock, CodedPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class ShardPull(Note):
-    """Request of the shard for `clock`; the sender pushes from clock `first` on.  They are equal at a restart."""
+    """Request of the shard for `clock`; the sender pushes from clock `first` on; equal without an earlier push."""
 
     epoch: Count
     shard: ShardNumber
