@@ -61,7 +61,7 @@ class RealisedRounds:
 
     @property
     def stochastic(self) -> Stochastic:
-        """ "rows": the sender of a lost arc gave no weight away."""
+        """Rows sum to one: the sender of a lost arc gave no weight away."""
         return "rows"
 
     @property
