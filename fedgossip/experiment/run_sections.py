@@ -167,7 +167,9 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     the coordinator must see; module:Class, your own.
     """
     candidates: Count = None
-    """power-of-choice: candidates; those with the greatest losses are invited; none: twice the number invited."""
+    """power-of-choice: number of candidates; the ones with the greatest losses are invited; none: twice the number of
+    invitations.
+    """
     available: Annotated[str | None, AVAILABLE_CODE] = None
     """Clients that can be invited to a round: `day:0.4?rounds=24`, each for 0.4 of every 24 rounds, from a random
     start; `trace:FILE.csv?round=T`, a table of client, start and end, with T units of the table per round;

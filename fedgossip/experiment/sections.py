@@ -254,9 +254,10 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     agreed: str = run_format.AGREED
     """File of these statistics, relative to the experiment file."""
     missing: Annotated[str, OneOf(MISSING)] = REFUSE
-    """With scale = "federated", treatment of an empty cell of a feature.  refuse.  mean: the mean of its column over
-    all sites.  indicator: the same, with a further feature set to 1 for an empty cell, if at least `suppress` records
-    at three sites or more have one.  drop: rows with an empty cell or label are left out and counted.
+    """With scale = "federated", treatment of an empty cell of a feature.  refuse: the table is refused.  mean: the mean
+    of its column over all sites.  indicator: the same, with a further feature set to 1 for an empty cell, if at least
+    `suppress` records at three sites or more have one.  drop: rows with an empty cell or label are left out and
+    counted.
     """
     categories: Annotated[str, OneOf((REFUSE, AGREED))] = REFUSE
     """With scale = "federated", columns of words: refuse, or agreed, one feature per category of the common test file

@@ -310,7 +310,9 @@ class FederationPlan(Plan):
         return purse_of(p, *cost, log, before, self.client_settings.tests, total)
 
     def with_shares(self, shares: DataShares) -> FederationPlan:
-        """Raises ConfigError if a secure sum cannot hold the number of examples of a client in this process."""
+        """Return the plan with these numbers.  Raises ConfigError if a secure sum cannot hold those of a client in this
+        process.
+        """
         sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
         if self.secure and self._by_examples:
             check_weights(sized.weight_max, shares.trained_on, self.roles)

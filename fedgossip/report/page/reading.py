@@ -37,7 +37,7 @@ ABOUT_SEVERAL_MODELS = (
     "consensus_before",
     "update_spread",
 )
-"""Columns of a network's row."""
+"""Columns of a network's row with values over several models."""
 AT_PEERS = ".peers"
 """Suffix of a metric's name: of all peers' models, not of the averaged one."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
