@@ -242,6 +242,58 @@ def test_who_asks_for_no_websocket_is_answered_and_parted(
         assert by_web(running.address)
 
 
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+PING = b"\x89\xfd" + bytes(4 + 125)
+
+
+def test_who_sends_pings_and_reads_no_pong_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ping is answered, so what is not read would wait in the relay's memory, without an end in a call."""
+    monkeypatch.setattr("fedgossip.net.relays.relay.REQUEST_SECONDS", 60.0)
+    sent = 0
+    with relay_running(scheme="ws") as running:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(SECONDS)
+            one.connect(("127.0.0.1", running.port))
+            one.sendall(UPGRADE)
+            with contextlib.suppress(ConnectionError):
+                while sent < 64 << 20:
+                    one.sendall(PING * 1000)
+                    sent += 1000 * len(PING)
+        wait_until(lambda: running.relay._connections == 0, SECONDS, "it is hung up on")
+        assert sent < 32 << 20 and by_web(running.address)
+
+
+def test_a_relay_that_asks_whether_one_is_alive_and_reads_nothing_is_called_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Deaf:
+        written = 0
+
+        async def readexactly(self, size: int) -> bytes:
+            if self.written > 100:
+                raise EOFError
+            return b"."
+
+        def write(self, data: bytes) -> None:
+            self.written += len(data)
+
+        async def drain(self) -> None:
+            await asyncio.sleep(SECONDS)
+
+        transport = property(lambda self: self)
+
+        def abort(self) -> None: ...
+
+    monkeypatch.setattr(relay_client, "SILENCE_SECONDS", 0.1)
+    deaf = Deaf()
+    with contextlib.closing(relay_client.RelayClient(Identity.new())) as client, pytest.raises(TimeoutError):
+        asyncio.run(client._answer_calls("ws://x", (deaf, deaf), 1))  # type: ignore[arg-type]
+
+
 def test_strangers_in_a_handshake_of_tls_are_counted(secure: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedgossip.net.relays.relay.STRANGERS_MAX", 3)
     monkeypatch.setattr("fedgossip.net.relays.relay.REQUEST_SECONDS", 2.0)

@@ -148,6 +148,7 @@ class RelayClient:
                 sign = await asyncio.wait_for(reader.readexactly(1), SILENCE_SECONDS)
                 if sign == ALIVE:
                     writer.write(ALIVE)
+                    await asyncio.wait_for(writer.drain(), SILENCE_SECONDS)  # of a relay that reads nothing
                 elif sign == CALLED:
                     token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), CONNECT_SECONDS)
                     await self._begin(self._answer(relay, token, port))

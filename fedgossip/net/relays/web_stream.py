@@ -24,6 +24,8 @@ MESSAGE_BYTES = 1 << 18
 """Maximum size of a sent message."""
 MESSAGE_BYTES_MAX = 1 << 20
 """Maximum size of a received message; a larger one ends the connection."""
+UNREAD_BYTES_MAX = 1 << 20
+"""Maximum number of bytes that wait to be read at the other end: one that pings and reads no pong is parted."""
 PING_SECONDS = 25.0
 """Seconds between two pings: proxies close connections that are silent for 30 to 60 seconds."""
 
@@ -113,6 +115,8 @@ class WebStream:
         self._take(self._protocol.events_received())
         self._ended |= not data or self._protocol.state is not State.OPEN
         send_waiting(self._protocol, self._writer)  # pongs, or the reason for the end
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:  # no drain: both ends would wait for each other
+            raise ConnectionResetError("the other end of the WebSocket sends, and does not read")
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
