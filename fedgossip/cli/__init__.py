@@ -157,7 +157,7 @@ def main() -> NoReturn:
     text.prepare()
     with signals.as_interrupt():
         code = _run()
-    gc.freeze()  # the interpreter's last collection would take half a second where torch is loaded, and frees nothing
+    gc.freeze()  # skips the interpreter's final collection: half a second with torch loaded, and it frees nothing
     sys.exit(signals.exit_code() if code == STOPPED else code)
 
 
@@ -176,8 +176,8 @@ def _run() -> int:
         code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", "", STOPPED, None)
-    except SystemExit as error:  # no command of ours ends so, and its code would be mistaken for ours
-        if isinstance(error.__context__, BrokenPipeError):  # by click, which takes any pipe for our output's
+    except SystemExit as error:  # of other code: its exit code would be mistaken for a command's
+        if isinstance(error.__context__, BrokenPipeError):  # by click, which treats any broken pipe as the output's
             return _fail("unexpected BrokenPipeError", FAULT, 1, error)
         advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
@@ -208,7 +208,7 @@ def _of_disk(error: OSError) -> tuple[str, str]:
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:
     if error is not None and os.environ.get("FEDGOSSIP_TRACEBACK"):
         traceback.print_exception(error)
-    for line in (f"error: {message}", advice):  # a third-party message may have several lines; ours have one
+    for line in (f"error: {message}", advice):  # a third-party message may have several lines
         if line:
             echo(masked(" ".join(line.split())), err=True)
     return code

@@ -88,7 +88,7 @@ def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
             packed.seek(0)
             opened = next((one for magic, one in _UNPACKED.items() if begins.startswith(magic)), None)
             content = (opened(packed) if opened else packed).read(UNPACKED_MOST + 1)
-        if len(content) > UNPACKED_MOST:  # before tarfile, which reads headers of any length
+        if len(content) > UNPACKED_MOST:  # before tarfile, which would read headers of any length
             raise ConfigError(f"{path}: more than {UNPACKED_MOST >> 20} MiB when unpacked", AGAIN)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:

@@ -79,7 +79,7 @@ class CsvColumns:
                 text = f"{self.path}: columns {heads} are both {name!r}, as is declared"
                 raise ConfigError(text, "Leave one of the aliases out, or the column.")
             if not places:
-                continue  # who needs the column names it
+                continue  # an error names it if the column is required
             (place,) = places
             unit = parted(self.header[place])[1] if self.header[place] != name else ""
             rules = CellRules(one, unit)

@@ -84,7 +84,7 @@ def stacked(pictures: Sequence[tuple[str, bytes]], mode: str, size: int | None) 
 def _decoded(pillow: Any, name: str, content: bytes, mode: str, size: int | None) -> npt.NDArray[np.float32]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged metadata; what is too large is refused below
+            warnings.simplefilter("ignore")  # warnings of damaged metadata; too large pictures are refused below
             with pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
                 if picture.width * picture.height > LARGEST_PIXELS:
                     text = f"{name}: {picture.width} x {picture.height} pixels; at most {LARGEST_PIXELS}"

@@ -108,7 +108,7 @@ class TorchTask:
         like = loaded_model.example_of(train)
         self._recipe = loaded_model.Recipe(model_source, seed, like, objective, base)
         self._states: dict[NodeId, State] = {}
-        self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
+        self._lock = threading.Lock()  # a host evaluates during training in another thread; both share the buffers
         criterion, scoring = Criterion(objective, base), Scoring(objective, test, base)
         check_own_parts(model_source, module, self._remade, test, criterion, scoring)
         check_together(scoring, settings.processes, test)
@@ -211,7 +211,7 @@ class TorchTask:
                 outcome.difference,
                 len(self._shares[job.node]),
                 {**self._metrics(outcome, plan, lr), **found},
-                dict(outcome.logged),  # an image of a run supports dictionaries alone
+                dict(outcome.logged),  # a checkpoint supports only plain dictionaries
             )
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]

@@ -66,7 +66,7 @@ class UnlikeTasks:
         }
         made_of = common.shape, test.classes, seed
         self._modules = {source: models.build(source, *made_of).eval() for source in every}
-        self._lock = threading.Lock()  # a host evaluates beside its training thread
+        self._lock = threading.Lock()  # a host evaluates during training in another thread
 
     @property
     def _rows(self) -> Indices:

@@ -117,7 +117,7 @@ def export(
         also(graph, f"{100 * prune:g} % pruned")
     written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
     differs = f"from {'torch' if pruned is None else 'the pruned model in torch'} by at most {written.difference:.1g}"
-    if quantize is not None:  # numbers drawn at random may lie outside of the ranges that were found
+    if quantize is not None:  # random examples may be outside the calibrated ranges
         differs = "by rounding to eight bits: bench says what that costs"
     rows = _file(loaded.facts, to) + ([["pruned", pruned]] if pruned is not None else [])
     echo(columns([*rows, ["differs", differs]]))

@@ -407,7 +407,7 @@ def _take_part(
     proposals.keep_test(proposal, test, place.path / run_format.PROPOSED_FILES)
     seats = invite_joining.seats_of(plan, folder=own.carrier is not None)
     experiment = keep_experiment(plan, place.path)
-    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
+    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # for every possible seat
     with contextlib.ExitStack() as stack:
         listens = seats.called or bool(own.lead and not own.carrier)
         port = _held(stack, place, own.port) if listens else None

@@ -127,7 +127,7 @@ def host(
         ports = hold(stack, invite_port, INVITE_PORT), hold(stack, port, PEER_PORT)
         hosted = invite_joining.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = invite_joining.renewed(hosted, time.time(), expires)
-        if through:  # each step is called through them by itself
+        if through:  # each step registers at them separately
             report_unreached(listening_at(stack, hosted.organiser, hosted.ports[0], through, {}), through)
         here = Whereabouts(hosted.ports[1], through, given=given_addresses(addresses, hosted.ports[1]))
         way = invite_joining.invite_admission(hosted, here.text, proposal, whole.test)

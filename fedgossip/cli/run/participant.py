@@ -125,7 +125,7 @@ def folder_options(command: Command) -> Command:
 
 
 def _carrier(links: str, poll: float, once: bool, patience: float) -> FolderCarrier:
-    from fedgossip.drivers.participant import FolderCarrier  # which imports the plans of every kind of run
+    from fedgossip.drivers.participant import FolderCarrier  # imported late: it imports the plans of every kind of run
 
     return FolderCarrier(Path(links.removeprefix(FOLDER)), poll, once, patience * 3600)
 
@@ -387,10 +387,10 @@ def write_step(folder: Path, command: str) -> None:
     from fedgossip.runs.run_directory import write_whole
 
     words = shlex.split(command)[1:]
-    if words[0] in SUMMING:  # which have no such option
+    if words[0] in SUMMING:  # these commands have no such option
         words = [word for word in words if word != "--resume"]
     content: dict[str, Any] = {"in": os.fspath(Path.cwd()), "words": words}
-    if not (folder / STEP).exists():  # `step` itself was given other words
+    if not (folder / STEP).exists():  # written once: `step` runs with other arguments
         content["mark"] = mark_of(step_content(words, str(content["in"])))
         write_whole(folder / STEP, json.dumps(content, indent=1, ensure_ascii=False).encode())
 

@@ -250,7 +250,7 @@ def _fill(row: EventRow, words: str, label: Label) -> str:
         known["why"] = given_up(facts)
     try:
         if templates:
-            stated = {key for key in known if facts.get(key) not in ([], ())}  # "without" nobody
+            stated = {key for key in known if facts.get(key) not in ([], ())}  # an empty list would follow "without"
             return _best_template(templates, stated).format_map(known)
     except (ValueError, TypeError):  # the value is of another kind than the template wants
         pass

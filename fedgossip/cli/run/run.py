@@ -383,7 +383,7 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
         rows += [*_at_clients(record), *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
-        spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or known to clients alone
+        spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or only clients know it
         worth = p["guarantee"]
         rows.append(("epsilon", f"{spent} most {p['max_epsilon']:g}, delta {p['delta']:g}, per {p['unit']}: {worth}"))
     if summary["rounds_abandoned"]:

@@ -137,7 +137,7 @@ def _refused(
     from fedgossip.sites.fits.design_columns import FAR, quartile_cuts
     from fedgossip.sites.plans.fits import accepted_with_cuts
 
-    last = planned.plan.experiment.rounds - 2  # whatever follows the steps
+    last = planned.plan.experiment.rounds - 2  # the last step, before any further round
     reasons = {node: task.uneven(node, last, vector) or task.uneven(node, last + 1, vector) for node in held}
     found = [f"site {node}: {reason}" for node, reason in reasons.items() if reason]
     if not found or len(held) < planned.plan.learners or not isinstance(experiment, FederatedExperiment):
@@ -145,7 +145,7 @@ def _refused(
     every = quartile_cuts(planned.agreed)
     lines = [line for line in found if FAR in line] or found
     named = {name: ends for name, ends in every.items() if any(f"'{name}'" in line for line in lines)}
-    singles = ({name: ends} for name, ends in every.items() if len(every) > 1)  # all cut would be categories alone
+    singles = ({name: ends} for name, ends in every.items() if len(every) > 1)  # all cut: only categories are left
     for cuts in (one for one in (named, every, *singles) if one):
         if accepted_with_cuts(experiment, cuts):
             declared = [f'"{name}" = {{ cuts = [{", ".join(map(short, ends))}] }}' for name, ends in cuts.items()]

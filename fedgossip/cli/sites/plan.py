@@ -259,7 +259,7 @@ def _request(
         raise ConfigError(text, "Name the invite alone: --invite fg1-...")
     if node >= run.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
-    known = load_endpoints(endpoints, run.n, lambda _: False)  # over a folder nobody has an address
+    known = load_endpoints(endpoints, run.n, lambda _: False)  # over a folder no participant has an address
     if approvals.verify != known[node].verify:
         advice = f"Put `fedgossip keys show {quoted(key)}` there, or name the right file with --key, or the right --id."
         raise ConfigError(f"{key} is not the key that {endpoints} gives this client", advice)

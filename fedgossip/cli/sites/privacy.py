@@ -253,7 +253,7 @@ def policy(
     if not plan.hides(client):
         text = f"client {client}: its leaf coordinator sees its updates (coordinator.tiers, secure = false)"
         raise ConfigError(text, advice)
-    known = load_endpoints(endpoints, plan.n, lambda _: False)  # over a folder nobody has an address
+    known = load_endpoints(endpoints, plan.n, lambda _: False)  # over a folder no participant has an address
     # by torch: the policy pins the model's outputs
     task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
     made = policy.policy_of(plan, client, known, task, HowLong(approval_days, approval_rounds))

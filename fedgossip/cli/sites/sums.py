@@ -156,7 +156,7 @@ def with_others(
             stopped.advice = BEGIN_AGAIN
         raise
     print_refusals(refused)
-    return TOOK_NO_PART if refused and code != STOPPED else code  # its own rounds held nothing, whatever they gave
+    return TOOK_NO_PART if refused and code != STOPPED else code  # a refused site sent no records
 
 
 def _writing(

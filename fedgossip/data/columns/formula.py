@@ -237,7 +237,7 @@ def write_out(content: dict[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: model.formula is of columns that sites agree on", advice)
     columns = data.get("columns", {})
     if not isinstance(columns, dict):
-        return  # refused as what it is
+        return  # refused by the check of this key
     declared = {name: one.get("categories", ()) for name, one in columns.items() if isinstance(one, Mapping)}
     found = parsed(text, declared)
     if twice := found.made.keys() & columns.keys():

@@ -202,7 +202,7 @@ def measured_compute(asked: MeshAsked) -> FittedLink:
         torch.set_num_threads(kept)
     try:
         return fitted(sizes, seconds)
-    except ValueError:  # one size, or the rows are lost in what a pass takes by itself
+    except ValueError:  # one size, or the fixed cost of a pass hides the rows' cost
         return FittedLink(min(seconds), math.inf, 0.0)
 
 

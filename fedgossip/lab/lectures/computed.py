@@ -199,7 +199,7 @@ def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
     for rank, rows in enumerate(own):
         top, total, mean = np.full(len(rows), -np.inf), np.zeros(len(rows)), np.zeros((len(rows), width))
         for step in range(processes):
-            block = own[(rank - step) % processes]  # what the ring has brought
+            block = own[(rank - step) % processes]  # the block received around the ring
             scores = q[rows] @ k[block].T / math.sqrt(width)
             higher = np.maximum(top, scores.max(axis=1))
             shrink, part = np.exp(top - higher), np.exp(scores - higher[:, None])
@@ -300,5 +300,5 @@ def kept_energy(elements: int, share: float) -> MeasuredLecture:
 def _left_out(name: str, vector: npt.NDArray[np.floating], layout: VectorLayout, turn: CodecTurn) -> float:
     codec = make_codec(name)
     back = codec.decoded(codec.encode(frozen(vector), layout, turn), layout, turn)
-    kept = back != 0  # of random-k, whatever the scale of what is sent
+    kept = back != 0  # nonzero, because random-k scales the kept elements
     return float(((vector * ~kept) ** 2).sum() / (vector**2).sum())

@@ -322,7 +322,7 @@ def run_claimed(
             found = run_cell(experiment(), place, engine, report=report, watch=lambda _: held.check())
         except ClaimLostError:
             return None
-        except Exception as error:  # a fault of ours, or of a function of the user's, costs this cell alone
+        except Exception as error:  # a fault of this package or a user's function fails only this cell
             found = CellOutcome.of(FAILED, error)
         if found.status == INTERRUPTED:
             raise KeyboardInterrupt

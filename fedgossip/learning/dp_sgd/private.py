@@ -66,7 +66,7 @@ def are_float32(device: torch.device) -> bool:
 def _nothing_shorter() -> bool:
     try:
         set_so = torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # torch does not report it where the newer ones have been set
+    except RuntimeError:  # torch does not report it if the newer settings were used
         set_so = False
     backends = (torch.backends, torch.backends.mkldnn, getattr(torch.backends.mkldnn, "matmul", None))
     newer = all(getattr(one, "fp32_precision", "none") in UNSET for one in backends)

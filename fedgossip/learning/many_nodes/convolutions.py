@@ -37,7 +37,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 Zeros = Callable[..., Tensor]
 
-_through_relu = torch.ops.aten.threshold_backward.grad_input  # one pass: the error where the second is above 0
+_through_relu = torch.ops.aten.threshold_backward.grad_input  # error where the second is positive, else 0
 
 
 def lined(length: int) -> int:
@@ -102,7 +102,7 @@ class Pool:
     def forward(self) -> None:
         torch.maximum(self.left, self.right, out=self.halves)
         torch.maximum(self.top, self.bottom, out=self.best)
-        self.best_rows.add_(self._bias)  # keeps the order, so it may come behind the maximum, for a quarter of the work
+        self.best_rows.add_(self._bias)  # keeps the order, so it may follow the maximum, for a quarter of the work
         torch.clamp(self._seen, min=0, out=self._signal)
 
     def backward(self) -> None:

@@ -235,7 +235,7 @@ class DeviceStack:
             try:
                 return part()
             except OutOfMemory:
-                pass  # the error's frames, which hold used memory, go with it
+                pass  # outside the handler: the error's frames hold used memory
             self._halve()
 
     def _halve(self) -> None:

@@ -99,7 +99,7 @@ class JobBlocks:
             found = self._in_blocks(stack, jobs)
         except OutOfMemory:
             raise
-        except Exception as error:  # the user's module too: the loop, which repeats the jobs, raises it again
+        except Exception as error:  # also of the user's module: the loop repeats the jobs, and raises it again
             self._stack, self._reason = None, first_line(error)
             return None
         if stack.not_compiled:
@@ -127,7 +127,7 @@ class JobBlocks:
             with suppress(OutOfMemory):
                 found.update(zip(map(id, part), stack.train(part), strict=True))
                 continue
-            self._give_back()  # with the error its frames, which hold used memory, are gone
+            self._give_back()  # after the handler: the error's frames held used memory
             if len(part) == 1:
                 raise OutOfMemory("out of memory, with one node at a time")
             self._block = len(part) // 2
@@ -373,7 +373,7 @@ class ModuleStack:
                 statistics.copy_(after)
             for name, buffer in part.buffers.items():
                 buffer.copy_(buffers[name])
-            self._optimise(line, gradient.contiguous(), part, factors)  # one number may stand for a whole gradient
+            self._optimise(line, gradient.contiguous(), part, factors)  # may be an expanded scalar
         return loss
 
     def _optimise(self, line: torch.Tensor, gradient: torch.Tensor, part: NodeRows, factors: torch.Tensor) -> None:
@@ -426,7 +426,7 @@ class ModuleStack:
             raise
         except Exception as error:
             self._compiled = None
-            found = self._plain(*inputs)  # where this raises too the module is the cause, and not the compiler
+            found = self._plain(*inputs)  # if this raises too, the module is the cause, not the compiler
             self.not_compiled = first_line(error)
             return found
 

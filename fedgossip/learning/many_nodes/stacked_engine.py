@@ -43,7 +43,7 @@ CACHE_BYTES = 4 << 20  # of a block: fewer calls against more misses; flat betwe
 LARGEST_BLOCK = 128  # nodes; more gain nothing on a CPU
 LARGEST_BLOCK_ELSEWHERE = 4096  # nodes on a GPU
 TEST_ROWS = 256  # test examples at a time
-IMAGE_ROWS = 32  # the same of images: every layer of convolutions makes many numbers of one
+IMAGE_ROWS = 32  # the same for images: every convolution produces many numbers per input
 GRADIENT_COPIES = 2  # stacks of a workspace: weights, gradients
 
 
@@ -86,7 +86,7 @@ class LayerStack:
     def hold(self, train: Dataset) -> None:
         """Train on these examples from now on."""
         self._x = _rows(train, self.shape).to(self.device)
-        most = self.plain_block * self.width  # no block has more nodes than one of weights alone
+        most = self.plain_block * self.width  # plain SGD has the largest blocks
         self._top = top_of(self._objective.loss, train, self.shape.sizes[-1], most, self.device)
         self.layout = StepLayout(self.settings, self.width, self._top, self.device)
         self._tensor = self.layout.tensor
@@ -216,7 +216,7 @@ class LayerStack:
             workspace.load(-1, self._tensor(np.stack(corrections)))
         picked = torch.zeros(
             (len(steps.rows), k * self.width), device=self.device
-        )  # log p(y); 0 for what a node does not do
+        )  # log p(y); 0 for steps that a node does not take
         for step, active in enumerate(steps.active):
             self._step(workspace if active == k else workspace.narrow(active), steps, step, active, picked[step])
         trained = torch.empty(given.shape, device=self.device)

@@ -33,14 +33,14 @@ class Steps:
 
     rows: tuple[torch.Tensor, ...]  # [k * width]: the examples
     targets: tuple[torch.Tensor, ...]  # the examples' labels in the top's form
-    scale: tuple[torch.Tensor, ...]  # [k, 1, width], or [1, 1, width] where all nodes have one
+    scale: tuple[torch.Tensor, ...]  # [k, 1, width], or [1, 1, width] if equal for all nodes
     weight: Floats  # [steps, k, width]: 1 / examples of the step, 0 for unused places
     rate: torch.Tensor  # [steps, k, 1, 1]
     root: torch.Tensor
     kept: torch.Tensor
     mean: torch.Tensor
     active: list[int]  # how many nodes still have a step
-    pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
+    pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None without terms
 
     def of_block(self, nodes: slice, top: Top) -> Steps:
         """Return the steps of plain SGD of some nodes, one block of these."""

@@ -177,7 +177,7 @@ class Workspace:
             self.turned = [self.weights[0].transpose(1, 2), *self.turned[1:]]
         self.inner = [
             weights[:, :, :inputs] for weights, inputs in zip(self.weights, self.sizes, strict=False)
-        ]  # of use where the weights are not turned
+        ]  # used with untransposed weights
         self.hidden = [signal[:, :, :inputs] for signal, inputs in zip(self.inputs, self.sizes, strict=False)]
         # the two factors of a layer's gradient, and those of the error below it
         self.factors: list[tuple[torch.Tensor, torch.Tensor]] = []

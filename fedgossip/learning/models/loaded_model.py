@@ -200,7 +200,7 @@ def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module]
 
 def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
     file = decoded_trees(content_of(folder, facts), str(folder / TREES))
-    if facts.shape != (len(facts.columns),):  # which memory is taken for
+    if facts.shape != (len(facts.columns),):  # it determines the allocated memory
         raise ConfigError(f"{folder}: {facts.source[:100]} {ANOTHER}", "Copy the folder again.")
     return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
 

@@ -329,7 +329,7 @@ class Block(nn.Module):
         return functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
 
     def attention(self, h: torch.Tensor) -> torch.Tensor:
-        asked = self.asked(h)  # of some heads alone, and of more places than h, where processes divide them
+        asked = self.asked(h)  # if divided between processes: only some heads, or more positions than h
         rows, context, _ = asked.shape
         parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)

@@ -96,7 +96,7 @@ class Batches:
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         self._full = np.full(self._steps or 0, self._size)
         self._line = EndlessLine(shares, seed, "batches")
-        self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], where all have as many
+        self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], for equal numbers
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
         """Return the batches of `node` in `round`; with `steps` this number of full batches, overriding the

@@ -302,7 +302,7 @@ def alike(
                 return False
             continue
         moved, apart = torch.linalg.vector_norm(one - start), torch.linalg.vector_norm(one - other)
-        if not bool(apart <= ROUNDING * moved):  # so not where a number is none, either
+        if not bool(apart <= ROUNDING * moved):  # also false for NaN
             return False
     return bool((loss - expected_loss).abs() <= ROUNDING * expected_loss.abs())
 

@@ -138,7 +138,7 @@ class Layout:
             raise ConfigError(
                 f"a vector of {vector.size} elements for a model of {self.length}", "Is it another model's?"
             )
-        import torch  # here alone: a dry run makes layouts, and loads none
+        import torch  # only here: a dry run makes layouts without torch
 
         tensors = self._tensors(module)
         with torch.no_grad():

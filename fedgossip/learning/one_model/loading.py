@@ -145,7 +145,7 @@ class Streamed:
                 if not line.wait_for_room():
                     return
                 line.put(self._way.send(number, self._x, self._y, rows))
-        except Exception as error:  # raised again where the batch is awaited
+        except Exception as error:  # raised again by the waiting consumer
             line.put(error)
 
 

@@ -72,7 +72,7 @@ class Scoring:
         if self._unit is not None or self._kind == MULTI_LABEL:
             outputs = fitted(outputs.flatten(0, 1), labels.repeat(len(outputs), 1)).view(len(outputs), *labels.shape)
         kept = outputs.detach().float().cpu().numpy().copy() if self._whole else None
-        if self._unit is not None:  # float64, where the device has it
+        if self._unit is not None:  # float64, if the device supports it
             unit = self._unit.float().to("mps") if outputs.device.type == "mps" else self._unit.to(outputs.device)
             outputs, labels = outputs.to(unit.dtype) * unit, labels.to(unit.dtype) * unit
         parts = [one.of(outputs, labels).double().cpu().numpy() for one in self._summed.values()]

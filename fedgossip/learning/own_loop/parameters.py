@@ -185,7 +185,7 @@ def optimizers_of(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
         advice = "Give join() torch.nn.ModuleList([a, b])" if several else "Give join() the torch.nn.Module that trains"
         raise ConfigError(f"join: the model is {what}, not one torch.nn.Module", f"{advice}, and its optimizer.")
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    found = [getattr(one, "optimizer", one) for one in given]  # accelerate stands around those of torch
+    found = [getattr(one, "optimizer", one) for one in given]  # accelerate wraps torch's optimizers
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
             kind = one.__name__ if isinstance(one, type) else type(one).__name__
@@ -240,7 +240,7 @@ def _plainly(module: nn.Module) -> Callable[[str], str]:
     """Return the function from a path in `module` to the model's own name, without torch's wrappers."""
     wrapped, inner = "", cast(Any, module)
     while True:
-        if hasattr(inner, "_orig_mod"):  # torch.compile's, which is the prefix of an inner module too
+        if hasattr(inner, "_orig_mod"):  # of torch.compile; inner modules have this prefix too
             inner = inner._orig_mod
         elif isinstance(inner, _AROUND):
             wrapped, inner = f"{wrapped}module.", inner.module

@@ -266,7 +266,7 @@ class Finetune(OfWholeModels):
         for epoch in range(self.epochs):
             asked = [replace(job, round=epoch) for job in jobs]  # a schedule may end at rate 0
             found = [model for model, _ in models.pulled(asked, found, 0.0, "finetuned")]
-        for job in jobs:  # every answer begins anew
+        for job in jobs:  # every prediction starts without optimiser state
             del models.memories[job.node, "finetuned"]
         return found
 

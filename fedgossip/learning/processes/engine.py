@@ -99,7 +99,7 @@ class ProcessesLoop(ABC):
             raise ConfigError(text, 'Use "powersgd:2", or leave it out.')
         if settings.in_parts:
             from fedgossip.learning.processes.plans import (
-                plan_of,  # here alone: they load much of torch
+                plan_of,  # only here: they load much of torch
                 stages_of,
             )
             from fedgossip.learning.processes.step_costs import memory_of

@@ -100,7 +100,7 @@ class TeamNorm(_BatchNorm):
     """Whether every process has the whole batch, so no sum is needed."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        pass  # in this alone BatchNorm1d, 2d and 3d differ
+        pass  # the only difference between BatchNorm1d, 2d and 3d
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not (self.training or self.running_mean is None) or self.copies:

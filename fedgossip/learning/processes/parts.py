@@ -197,7 +197,7 @@ class HeldParts:
         pass  # values are the parameters' own
 
     def clip(self, longest: float) -> None:
-        square = torch.zeros((), device=self._device)  # in host memory where parts are offloaded
+        square = torch.zeros((), device=self._device)  # in host memory if parts are offloaded
         for gradient, first in zip(self._gradients, self._first, strict=True):
             if first:
                 square += gradient.square().sum()

@@ -121,7 +121,7 @@ class Group:
                 [*PYTHON, "-m", self._program, *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C reaches us alone
+                process_group=0,  # Ctrl-C reaches only this process
                 env=_environment(setup.threads),
             )
         )

@@ -342,7 +342,7 @@ class StepShape:
                 found[TENSOR] += all_reduce("ring", mesh.tensor, row * size, links) if size else 0.0
             if gathered:
                 found[TENSOR] += all_gather("ring", mesh.tensor, row * gathered / mesh.tensor, 0.0, links)
-        found[TENSOR] *= self.pieces / mesh.pipeline  # a stage has its own layers alone
+        found[TENSOR] *= self.pieces / mesh.pipeline  # a stage has only its own layers
         if mesh.pipeline > 1:
             found[PIPELINE] = 2 * passes * links.one(self.rows * self.passed)
         if mesh.context > 1:
@@ -361,7 +361,7 @@ class StepShape:
         count, part = mesh.context, FLOAT * self.rows * self.places * self.width
         if mesh.attention == RING:  # keys and values; back their gradients too, and home
             block = (count - 1) * links.one(2 * part) + count * links.one(4 * part)
-        else:  # queries, keys, values, and what was seen, forward and back
+        else:  # queries, keys, values and attention's output, forward and back
             block = 8 * ((count - 1) * links.latency + (count - 1) / count * part / links.rate)
         whole = all_gather("ring", count, FLOAT * self.rows * self.places * self.logits, 0.0, links)
         return self.blocks * block + whole

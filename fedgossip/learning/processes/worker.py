@@ -136,7 +136,7 @@ class CollectiveWorker(ModuleMember):
         layout = Layout.from_module(module, settings.buffers, settings.stays)
         judged = judged_by(setup, test)
         if settings.in_parts:
-            from fedgossip.learning.processes.parts import divided  # here alone: it loads much of torch
+            from fedgossip.learning.processes.parts import divided  # only here: it loads much of torch
 
             spread = divided(setup, module, layout, train.shape, judged["criterion"], grid, device)
         else:

@@ -69,7 +69,7 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
             logs = verified(Path(folder))
             faults += _of_keys(Path(folder), known)
             whose = _signer(release.signer, known or Path(folder) / ENDPOINTS, given=known is not None)
-        except ConfigError as error:  # of a file in it, or of one's own list
+        except ConfigError as error:  # of a file in it, or of the given list
             if folder not in str(error):
                 raise
             raise ReleaseError(f"{path}: {str(error).replace(f'{folder}/', '')}", ASK) from None

@@ -522,7 +522,7 @@ def d_cliques(shares: FloatArray, size: int, between: str, seed: int) -> Topolog
     edges = [pair for clique in members for pair in itertools.combinations(clique, 2)]
     ties = _ring(len(members)) if between == "ring" else list(itertools.combinations(range(len(members)), 2))
     used = [0] * len(members)
-    for one, other in ties:  # the edges out of a clique are shared among its nodes
+    for one, other in ties:  # a clique's outgoing edges are distributed over its nodes
         edges.append((members[one][used[one] % len(members[one])], members[other][used[other] % len(members[other])]))
         used[one], used[other] = used[one] + 1, used[other] + 1
     return Topology.from_edges(n, np.array(edges, np.int64), name)
@@ -540,7 +540,7 @@ def _alike(shares: FloatArray, cliques: list[IntArray]) -> list[list[int]]:
         swapped = False
         for a, b in itertools.combinations(range(len(cliques)), 2):
             here, there = shares[cliques[a]], shares[cliques[b]]
-            apart = there[None, :] - here[:, None]  # what clique a gains by each swap
+            apart = there[None, :] - here[:, None]  # change of clique a by each swap
             p, q = 1.0 / len(here), 1.0 / len(there)
             change = 2 * apart @ (p * off[a] - q * off[b]) + (p**2 + q**2) * (apart**2).sum(axis=2)
             i, j = np.unravel_index(int(np.argmin(change)), change.shape)

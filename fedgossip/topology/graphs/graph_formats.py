@@ -62,7 +62,7 @@ def read(path: Path, text: str) -> GivenGraph | None:
         return reader(path, text)
     except ConfigError:
         raise
-    except Exception as error:  # a damaged file raises what its reader likes
+    except Exception as error:  # a damaged file may raise any error of its reader
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         advice = "Write it again with networkx or scipy, or as a list of edges, one per line."
         raise ConfigError(f"{path}: cannot be read: {reason[:200]}", advice) from None
@@ -170,7 +170,7 @@ def _json(path: Path, text: str) -> GivenGraph:
     if len(rows) != len(nodes):
         raise ConfigError(f"{path}: {len(nodes)} nodes, and neighbours of {len(rows)}", "Give a list for each node.")
     both = [(node, str(one.id), one.weight) for node, row in zip(nodes, rows, strict=True) for one in row]
-    if not found.directed:  # each edge stands at both ends
+    if not found.directed:  # each edge is listed at both ends
         once = {frozenset((u, v)): (u, v, weight) for u, v, weight in both}
         both = list(once.values())
     return _given(path, nodes, [(u, v) for u, v, _ in both], [w for _, _, w in both], directed=found.directed)

@@ -120,7 +120,7 @@ def _random_targets(stream: np.random.Generator, n: int, s: int) -> IntArray:
         chosen[:, place] = np.where(taken, last, picks)
     ids = np.repeat(np.arange(n, dtype=np.int64), s)
     others = chosen.ravel()
-    return np.stack([ids, others + (others >= ids)], axis=1)  # places among the others, oneself left out
+    return np.stack([ids, others + (others >= ids)], axis=1)  # indices of the others, skipping the node itself
 
 
 def _pushed(word: str, n: int, s: int) -> str:

@@ -54,7 +54,7 @@ from fedgossip.topology.weights.mixing_matrix import Mixing, from_edge_weights
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
 _EXACT = 1e-12  # a slem below this is 0
 _QUADRATURE_STEPS = 300
-_TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken some 80 times, costs seconds
+_TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, computed some 80 times, costs seconds
 
 
 @dataclass(frozen=True)

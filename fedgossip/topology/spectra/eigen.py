@@ -41,7 +41,7 @@ DENSE_LIMIT = 3000  # nodes; a dense symmetric solve of this size takes a few se
 TABLE_LIMIT = 400_000_000  # offsets x nodes; beyond it the FFT, which is less precise near the value 1
 LANCZOS_WORK = 1_500_000_000  # multiplications in all, a few seconds
 LANCZOS_STEPS = 20_000
-LANCZOS_SHORT = 300  # steps that resolve every expander; what they do not may be one for factors
+LANCZOS_SHORT = 300  # steps that resolve every expander; an unresolved graph may suit factors
 LANCZOS_TOLERANCE = 1e-9
 
 Apply = Callable[[FloatArray], FloatArray]
@@ -305,7 +305,7 @@ LIMIT = 300  # nodes; beyond it products, which are dense, and their norms cost 
 STEPS = 32  # rounds that are tried one by one; beyond them powers are found by doubling
 MOST_DOUBLINGS = 40
 EXACT = 1e-12  # a product this near to J is J,
-DROP = 1e-6  # where the round before it was still this far away: else it has only shrunk
+DROP = 1e-6  # and the previous round's was still this far from J: else it has only shrunk
 
 Share = Callable[[int], float]
 """t -> remaining share after t rounds, t >= 1."""

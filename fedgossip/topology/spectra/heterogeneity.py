@@ -170,7 +170,7 @@ def energies(mixing: Mixing, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
     if len(rows) != n:
         raise ConfigError(f"graph {mixing.name!r} has {n} nodes, and there are {len(rows)} peers", "Set --n.")
     with eigen.one_thread():
-        values, vectors = np.linalg.eigh(mixing.matrix() + 2.0 / n)  # the mean's eigenvalue goes to 3, above all
+        values, vectors = np.linalg.eigh(mixing.matrix() + 2.0 / n)  # the mean's eigenvalue becomes 3, the largest
     values, vectors = values[-2::-1], vectors[:, -2::-1]
     energy = np.sum((vectors.T @ rows) ** 2, axis=1)
     group = np.concatenate([[0], np.cumsum(np.diff(values) < -ALIKE)])

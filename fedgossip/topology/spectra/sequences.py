@@ -198,7 +198,7 @@ def _deviation(schedule: Schedule, gamma: float) -> float | None:
         return None
     centred = np.eye(schedule.n) - 1.0 / schedule.n
     G, total = np.zeros_like(centred), 0.0
-    for round in reversed(range(2 * schedule.period)):  # an exact period clears what G was begun with
+    for round in reversed(range(2 * schedule.period)):  # an exact period erases the initial G
         Wt = schedule.mixing(round).sparse().T.tocsr()
         G = Wt @ (Wt @ (centred + gamma * G)).T
         total += float(np.trace(G)) if round < schedule.period else 0.0
@@ -244,7 +244,7 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
         "typical_to_1_percent": rounds_to(0.01, rate),
         **_worst_of_draws(schedule, rounds_to(LEAST, rate)),
     }
-    if schedule.stochastic == "both":  # else the mean moves, and with it what n_w and the floors are about
+    if schedule.stochastic == "both":  # else the mean moves, and n_w and the floors are undefined
         numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
     if schedule.stochastic == "both" and left < 1.0:  # a graph that never mixes has no floor to settle at
         numbers["floor"] = math.sqrt(left / (1.0 - left))
@@ -332,10 +332,10 @@ def _report(schedule: Schedule, gamma: float, method: str, **numbers: float | in
     )
 
 
-PHASES = 64  # rounds of a period, from each of which it is begun; of longer ones it is not estimated
+PHASES = 64  # maximum period; the estimate starts at each of its rounds
 WORK = 1_000_000_000  # multiplications of each estimate, some seconds
 LEAST_STEPS = 60  # of Lanczos, that must fit into it
-LEFT = 1e-10  # of the squares: what is less is nothing
+LEFT = 1e-10  # of the squares: smaller ones count as 0
 TAIL = 1e-6  # a remembered rest that is this share of the sum is left out
 
 

@@ -40,7 +40,7 @@ from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.eigen import Ends, start
 from fedgossip.topology.weights.mixing_matrix import Mixing
 
-EXPANDS = 0.01  # a gap from which on Lanczos is quick and factors are dense
+EXPANDS = 0.01  # minimum gap for which Lanczos is fast and factors are dense
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -204,7 +204,7 @@ def _lanczos(W: Any, steps: int) -> eigen.Ends:
 def _from_twins(mixing: Mixing, found: Reduced) -> Spectrum:
     roots = np.sqrt(found.sizes / mixing.n)
     with eigen.one_thread():
-        outer = np.linalg.eigvalsh(found.quotient - np.outer(roots, roots))  # as in _dense: the mean's goes to 0
+        outer = np.linalg.eigvalsh(found.quotient - np.outer(roots, roots))  # as in _dense: the mean's becomes 0
     others = np.concatenate([found.inner, np.delete(outer, np.argmin(np.abs(outer)))])
     ordered = np.concatenate([[1.0], np.sort(others)[::-1]])
     second, last = float(ordered[1]), float(ordered[-1])
@@ -258,7 +258,7 @@ def _connectivity(mixing: Mixing, deficit: float) -> float | None:
     return ends.low if ends.resolved else None
 
 
-MOST_WEIGHTS = 12  # different ones: each costs a pass over all nodes, more than so many one over all edges
+MOST_WEIGHTS = 12  # distinct weights: each costs a pass over all nodes; with more, one pass over all edges is cheaper
 NEAR = 1e-12  # rows whose sums against random vectors are this near are equal: another row's differ by 1e-9 or so
 
 
@@ -283,7 +283,7 @@ def reduced(W: Any, largest: int) -> Reduced | None:
     from scipy.sparse import csr_array
 
     member = csr_array((np.ones(n), (np.arange(n), labels)), shape=(n, classes))
-    between = np.asarray((W[first] @ member).todense())  # what one node of a class gives to each class
+    between = np.asarray((W[first] @ member).todense())  # weight of one node of a class to each class
     own = W.diagonal()[first]
     # within its class a node gives itself its own weight, and the rest equally to its s - 1 twins
     each = np.where(sizes > 1, (between[np.arange(classes), np.arange(classes)] - own) / np.maximum(1, sizes - 1), 0.0)
@@ -339,12 +339,12 @@ def _equal_rows(table: FloatArray) -> IntArray:
     return np.stack([order[:-1][near], order[1:][near]], axis=1)
 
 
-WORK_LIMIT = 2e11  # multiplications of factors in a banded order, which the order that is used stays far below
-CERTIFIED = (1e-6, 1e-4, 1e-2)  # how far below a proven gap may lie, as a share of it; the first whose factors hold
-ROUNDING = 1e-13  # absolute: nearer to what was found the signs are noise
+WORK_LIMIT = 2e11  # multiplications of factors in a banded order; the order in use needs far fewer
+CERTIFIED = (1e-6, 1e-4, 1e-2)  # tried distances below the gap, relative to it; the first with usable factors
+ROUNDING = 1e-13  # absolute: at smaller distances from the found value the signs are noise
 SHIFT = 1e-8
-LOWEST = (1e-6, 1e-4, 1e-2)  # how far below Lanczos's lowest value the signs are asked, until nothing is lower
-PEELED = 60  # rounds in which nodes with one neighbour are taken off before the cost is bounded
+LOWEST = (1e-6, 1e-4, 1e-2)  # tried distances below Lanczos's lowest value, until no eigenvalue is lower
+PEELED = 60  # rounds of removing nodes with one neighbour, before bounding the cost
 
 
 @dataclass(frozen=True)

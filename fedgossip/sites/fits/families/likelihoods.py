@@ -338,7 +338,7 @@ class LikelihoodFamily:
         found = self.result(d, pooled, agreed)
         if found is None or found.problem or not self.predicts:
             return None
-        estimates = np.array([row[1] for row in found.tables[0].rows], np.float64)  # rounded where few share categories
+        estimates = np.array([row[1] for row in found.tables[0].rows], np.float64)  # rounded if few share categories
         return self.of.model(d, np.asarray(np.linalg.solve(self.of.in_units(d), estimates), np.float64))
 
 
@@ -401,7 +401,7 @@ class NegativeBinomial(Likelihood):
         information[:-1, :-1] = site.x.T @ (site.x * w[:, None])
         information[-1, :-1] = information[:-1, -1] = site.x.T @ ((y - mu) * mu * r / whole**2)
         information[-1, -1] = -(r * r * by_r2 + r * by_r).sum()
-        expected = mu * r / whole  # whatever the counts
+        expected = mu * r / whole  # independent of the counts
         return LikelihoodTerms(likelihood, scores, information, [expected], whole=w)
 
     def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
@@ -451,7 +451,7 @@ class Weibull(Likelihood):
         scores = np.concatenate([site.x * ((e - had) / s)[:, None], (-had + (e - had) * z)[:, None]], axis=1)
         along = np.concatenate([site.x / s, z[:, None]], axis=1)
         information = along.T @ (along * e[:, None])
-        information[-1, -1] += had.sum()  # where the gradient is 0, this is the observed information
+        information[-1, -1] += had.sum()  # equals the observed information at a gradient of 0
         return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [], whole=e)
 
     def in_units(self, d: FamilyDesign) -> Values:

@@ -153,7 +153,7 @@ def fit_of(
     if layout.has_last and last is None and (design.errors or disperses):
         return None
     pearson = None if last is None or last[0] != sums.records else last[1]
-    if design.family == "poisson" and not design.errors:  # quasi errors take it as it is
+    if design.family == "poisson" and not design.errors:  # quasi errors use it unchanged
         total = float(sums.gradient[0] + sums.information[0, 0])
         pearson = None if _is_yes_no(sums, total) else pearson
     spread = covariance(state, dispersion)
@@ -162,7 +162,7 @@ def fit_of(
         spread = covariance(state, dispersion)
     if last is not None and last[2] is not None:
         bread = covariance(state, 1.0)
-        spread = np.nan_to_num(bread) @ last[2] @ np.nan_to_num(bread) + 0 * bread  # NaN stays where it was
+        spread = np.nan_to_num(bread) @ last[2] @ np.nan_to_num(bread) + 0 * bread  # keeps NaN in its places
     if counted:
         dispersion, best, spread = _without_sum(layout, counted, dispersion, best, spread, free)
     estimates, spread = turned @ best, _turned(turned, spread)
@@ -188,7 +188,7 @@ def fit_of(
     of_t = (disperses and not layout.robust) or design.errors == QUASI
     found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
-    if design.offset and design.family == "logistic":  # its first point is that of no offset, not the mean alone
+    if design.offset and design.family == "logistic":  # its first point ignores the offset
         first = None
     ratio = _ratio(design, first, sums)
     tests = () if few else _tests(design, estimates, spread, free if of_t else None, ratio)

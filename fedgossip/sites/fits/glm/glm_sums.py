@@ -213,7 +213,7 @@ class GlmLayout:
     def _started(self, numbers: list[int], columns: int) -> Newton:
         exposed = real_of(numbers[3]) if self.design.prior else None
         found = start(self.design.of_family, numbers[1], real_of(numbers[2]), columns, exposed)
-        if self.design.family == "logistic":  # of which no sum gives the best fit without columns beside an offset
+        if self.design.family == "logistic":  # with an offset no sum gives its best fit without columns
             found.point[0] -= self.design.typical[0]
         return found
 
