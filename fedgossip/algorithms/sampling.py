@@ -264,9 +264,7 @@ def sampling_named(
     candidates: int,
     sizes: Sequence[int] | None,
 ) -> Sampling:
-    """Return the rule of that name; `candidates` for power-of-choice.  Raises ConfigError if `sizes` is None but
-    needed.
-    """
+    """Return the rule of that name; `candidates` for power-of-choice.  Raises ConfigError if it needs `sizes`."""
     if name == "poisson":
         return Poisson(seed, clients, cohort / len(clients))
     if name == "size":

@@ -35,8 +35,8 @@ def is_missing(cell: str) -> bool:
 
 @lru_cache(1 << 16)  # a command reads a cell for the schema, the model and the digest of records
 def number_in(cell: str) -> float | None:
-    """Return the number in a cell; None without one, beyond float32, or for an integer beyond float64's digits (a
-    patient number).
+    """Return the number in a cell; None without one, beyond float32, or for an integer (a patient number) beyond
+    float64.
     """
     if not _NUMBER.fullmatch(cell):
         return None

@@ -111,9 +111,7 @@ class Words:
 
 @dataclass(frozen=True)
 class KnownNames:
-    """The names of a table with short descriptions, for `explain` and the reference.  No limit: numbers or user code
-    may follow.
-    """
+    """The names of a table, described for `explain` and the reference; numbers or user code may follow."""
 
     names: Mapping[str, str]
 
@@ -214,9 +212,7 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
 
 
 def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
-    """Raise ConfigError for an option that `make` does not accept, or that it lacks; `ours`: parameters that options
-    may not set.
-    """
+    """Raise ConfigError for options that `make` does not accept, or lacks; `ours`: parameters closed to options."""
     takes = inspect.signature(make).parameters
     known = set(takes) - set(ours)
     for option in options:

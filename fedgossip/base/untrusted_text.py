@@ -64,9 +64,7 @@ _FORMULA = re.compile(r"\s*(?:[=@＝＠＋－]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?
 
 
 def cell_text(word: str) -> str:
-    """Return untrusted text as the cell of a table: printable, and not a formula of a spreadsheet (which begins with
-    `=`).
-    """
+    """Return untrusted text as the cell of a table: printable, and no spreadsheet formula (which begins like `=`)."""
     return printable(f"'{word}" if _FORMULA.match(word) else word)
 
 

@@ -64,9 +64,7 @@ def _references(blocks: Blocks) -> Iterator[int]:
 
 
 def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _references) -> int | None:
-    """Measure the `references` of a block without a view (it depends on CPython); None if a view does not add exactly
-    one.
-    """
+    """Measure the `references` of a block without a view, by CPython; None if a view does not add exactly one."""
     if sys.implementation.name != "cpython":
         return None
     blocks: Blocks = [np.empty(8, np.uint8)]

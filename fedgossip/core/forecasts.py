@@ -137,9 +137,7 @@ class NarrowedForecast:
 
 
 def inside(value: float, low: float, high: float, largest: float) -> bool:
-    """Whether a distance lies inside a forecast; a distance below ROUNDING of the run's `largest` requires a lower edge
-    below it too.
-    """
+    """Whether a distance is inside a forecast; below ROUNDING of the run's `largest`, the lower edge must be too."""
     if value <= ROUNDING * largest:
         return low * (1 - SLACK) <= ROUNDING * largest
     return low * (1 - SLACK) <= value <= high * (1 + SLACK)

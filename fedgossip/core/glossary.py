@@ -30,17 +30,13 @@ def terms() -> Mapping[str, str]:
 
 @cache
 def pattern() -> re.Pattern[str]:
-    """Return the regular expression that finds a term of SITES, also in the plural; not inside a key, a path or a
-    number.
-    """
+    """Return the expression that finds a term of SITES, or its plural; not inside a key, a path or a number."""
     longest = sorted(terms_of(SITES), key=len, reverse=True)
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest))})s?(?![\w/=-]|\.\w)", re.IGNORECASE)
 
 
 def used_in(texts: Iterable[str]) -> Mapping[str, str]:
-    """Return the terms of SITES used in the texts, in the order of first use, each with the first sentence of its
-    meaning.
-    """
+    """Return the terms of SITES in the texts, in the order of first use, with the first sentence of each meaning."""
     known = {name.lower(): name for name in terms_of(SITES)}
     found = dict.fromkeys(known[one[1].lower()] for text in texts for one in pattern().finditer(text))
     return {name: first_sentence(terms_of(SITES)[name]) for name in found}

@@ -43,9 +43,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`update`: trained minus given vector, or None without a change; of a `gradient` job the gradient, or None for a
-    zero one.
-    """
+    """`update`: trained minus given vector, or of a `gradient` job the gradient; None for no change, or a zero one."""
 
     job: int
     update: Vector | None
@@ -107,9 +105,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The others reach this participant at `address` from now on; the machine sends it again on links that reconnect
-    later.
-    """
+    """This participant's new `address` for the others; the machine sends it again on links that reconnect later."""
 
     address: str
 
@@ -187,8 +183,8 @@ class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ChooseRows:
-    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.  `watched`: include
-    the measured rows.
+    """Choose the table rows of a gradient job over `accumulate` batches, with the measured ones if `watched`; answered
+    by `RowsChosen`.
     """
 
     job: int

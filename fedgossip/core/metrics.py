@@ -19,9 +19,7 @@ ROUNDS_OPEN = 8
 """Maximum lag of a peer in an open round, or n if larger; also the maximum number of rounds with stored vectors."""
 
 PEERS_IN_EVERY_ROUND = 256
-"""Maximum number of peers with a row in every round, on stacked arrays; larger networks have rows in evaluated rounds
-only.
-"""
+"""Maximum number of peers with a row in every round, on stacked arrays; else rows are in evaluated rounds only."""
 
 
 _MEASURED = (

@@ -19,9 +19,7 @@ DIFFERS: Mapping[str, str] = {
 """Texts of the differences."""
 
 TOLERANCE: Mapping[str, float] = {FROZEN: 1e-5, PROBE: 1e-3}
-"""Relative tolerances: rounding on different processors is a hundredth of them, another activation function a hundred
-times them.
-"""
+"""Relative tolerances: 100 times the rounding on different processors, a hundredth of another activation function."""
 
 
 @dataclass(frozen=True)

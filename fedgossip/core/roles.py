@@ -16,9 +16,7 @@ import msgspec
 from fedgossip.core.machine import NodeId
 
 MESH, SERVER, CLIENT, TIER = "mesh", "server", "client", "tier"
-"""Connections of a participant: to all neighbours; listening for all; dialling one; dialling one and listening for the
-others.
-"""
+"""Connections of a participant: to all neighbours; listening for all; dialling one; dialling one and listening."""
 
 
 NAME_LETTERS = 40
@@ -27,9 +25,7 @@ NAME_LETTERS = 40
 
 @dataclass(frozen=True)
 class Role:
-    """The role of `count` participants from id `first` on.  Raises ValueError for a negative count or an unprintable
-    name.
-    """
+    """The role of `count` participants from id `first`.  Raises ValueError for a negative count or unprintable name."""
 
     name: str
     """Singular noun for people: peer, client, coordinator."""
@@ -124,9 +120,7 @@ class Roles:
         return role is not None and role.listens
 
     def label(self, node: NodeId) -> str:
-        """Return a participant's label: "server 1", numbered within its role; "coordinator" alone; "the run" for a
-        negative id.
-        """
+        """Return a participant's label: "server 1", numbered by role; "coordinator"; "the run" for a negative id."""
         if node < 0:
             return "the run"
         role = self._found(node)
@@ -138,9 +132,7 @@ class Roles:
 
     @property
     def wording(self) -> str:
-        """Return the number of participants of each role as a text, without a leader: "5 clients"; "4 workers, 2
-        servers".
-        """
+        """Return the numbers of the roles as a text, without a leader: "5 clients"; "4 workers, 2 servers"."""
         sizes = self.sizes(leader=False).items()
         return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in sizes)
 

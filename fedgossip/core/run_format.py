@@ -23,9 +23,7 @@ InSweep = Annotated[str, "In the folder of a sweep, or of a comparison"]
 EXPERIMENT: InRun = "experiment.toml"
 """The experiment with every default written out; also in the folder of a participant."""
 ROLES: InRun = "roles.json"
-"""The participants: ids, names of roles, and which of them learn; and the name of the run.  The summary has the same as
-`roles`.
-"""
+"""The participants' ids, names of roles, and which of them learn; and the run's name.  As `roles` in the summary."""
 PLAN: InRun = "plan.json"
 """Of a federated run: the statement that its sites were asked to approve."""
 AGREED: InRun = "agreed.json"
@@ -45,9 +43,7 @@ deadline missed, a frame refused).  On stacked arrays, networks of more than 256
 rounds only, with the bytes since the last.  A field at its default (not measured, 0) is omitted.
 """
 TIMELINE: InRun = "timeline.json"
-"""Of a simulation: the activities of its participants over time, and their messages, in its first part; for `fedgossip
-timeline`.
-"""
+"""Of a simulation: the participants' activities over time and messages, in its first part; for `fedgossip timeline`."""
 SUMMARY: InRun = "summary.json"
 """The outcome of the run: its scores, costs, versions, and the events of all restarts; written last, in one piece."""
 FORECAST: InRun = "forecast.json"
@@ -105,9 +101,7 @@ ENDPOINT: InPeer = "endpoint.toml"
 ENDED: InPeer = "ended.json"
 """The participant's outcome: status, rounds, counts, and its error if it failed; written last."""
 COUNTS: InPeer = "counts.json"
-"""The participant's events, and the bytes to each partner, over all its restarts; if it was killed, up to its last
-checkpoint.
-"""
+"""The participant's events, and bytes to each partner, over all its restarts; if killed, up to its last checkpoint."""
 VECTOR: InPeer = "vector.safetensors"
 """Its final vector."""
 SNAPSHOTS: InPeer = "snapshots"

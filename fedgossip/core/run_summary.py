@@ -239,8 +239,7 @@ class GainFacts(TypedDict):
     tenth_own: float | None
     """The 10th percentile from the worst: a tenth of the participants score no better."""
     behind_shared: int | None
-    """Number of participants with a personal model that scores worse than the shared one; None if no shared one was
-    tested.
+    """Number of participants whose personal model scores worse than the shared one; None if no shared one was tested.
     """
     behind_alone: int | None
     """Number of participants with a personal model that scores worse than the one trained alone."""
@@ -265,9 +264,7 @@ class RunSummary(ChosenFacts, RaceFacts, InsideFacts, PersonalFacts, MethodFacts
     status: str
     """finished, partial, exhausted, interrupted or failed."""
     lacking: Sequence[str]
-    """Reasons, as texts, why a run is partial; exchanges that single rounds of a finished run lack; and whether the
-    training diverged.
-    """
+    """Reasons, as texts, why a run is partial; exchanges that a finished run lacks; and whether training diverged."""
     in_vain: bool
     """Whether the missing parts make the run worthless."""
     seed: int

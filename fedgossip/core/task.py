@@ -194,8 +194,7 @@ class UsableTask(LocalTask, Protocol):
     """A task that can export its models for use."""
 
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
-        """Return the model of `vector` with the local tensors of `node`; without a node, with those of all known
-        nodes."""
+        """Return the model of `vector` with the local tensors of `node`; of all known nodes without one."""
 
 
 @runtime_checkable
@@ -215,15 +214,12 @@ class RowTask(GradientTask, Protocol):
         """Return the rows that the run measures and that all workers end with: at least one, equal on each worker."""
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
-        """Return the rows that the batches of a gradient job need, ascending: a function of (seed, node, round,
-        batches).
-        """
+        """Return the rows that a gradient job's batches need, ascending: a function of (seed, node, round, batches)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackTraining:
-    """Training of all nodes in a round: the `losses` [n] in float64; the common learning rate and number of optimiser
-    steps."""
+    """Training of all nodes in a round: `losses` [n] in float64; the common learning rate and number of steps."""
 
     losses: npt.NDArray[np.float64]
     rate: float
@@ -429,9 +425,7 @@ def statistics_in(segments: Sequence[Segment]) -> int:
 
 
 def first_wrong(vector: Vector, segments: Sequence[Segment]) -> str:
-    """Return the name of a vector's first unusable tensor: one with a non-finite element, or a variance below 0; else
-    "".
-    """
+    """Return the name of a vector's first bad tensor: with a non-finite element, or a variance below 0; else ""."""
     for one in segments:
         part = vector[one.start : one.stop]
         if not all_finite(part) or (one.kind == STATISTIC and one.name.endswith(VARIANCE) and (part < 0).any()):

@@ -179,9 +179,7 @@ class Assembler:
 
     @property
     def account(self) -> Account | None:
-        """Return the edge account of an announced large model before its buffer is allocated: the account may free
-        another.
-        """
+        """Return the edge account of an announced large model without a buffer: the account may free another."""
         if not self.begins or self._kind not in (Model, ModelFragment) or self.missing_chunks < 2:
             return None
         header: Any = self._open
@@ -231,8 +229,9 @@ class Assembler:
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
-        """Record a received chunk of `size` bytes; return a complete message with writeable vectors, else None.  Raises
-        FrameError.
+        """Record a received chunk of `size` bytes; return the message, with writeable vectors, once complete.
+
+        Raises FrameError.
         """
         assert self._open is not None
         if size != len(self._targets[self._next]):

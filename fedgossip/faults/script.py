@@ -148,9 +148,7 @@ class Slow(OnPeers, frozen=True, kw_only=True, tag="slow"):
 
 
 class _Struck(OnPeers, frozen=True, kw_only=True):
-    """A fault that strikes all its peers at `start`; or, with `every`, one peer at a time, drawn from the seed, until
-    `stop`.
-    """
+    """A fault that strikes all its peers at `start`; or, with `every`, a random one at a time, until `stop`."""
 
     every: Period | None = None
     """Seconds between two strikes, each of one peer drawn from the seed; none: all peers at once, at the start.  A

@@ -41,9 +41,7 @@ Floats = npt.NDArray[np.float64]
 ORDERS: Floats = np.array(
     [1.01, 1.02, 1.05, *(1 + tenths / 10 for tenths in range(1, 100)), *range(11, 64), 128, 256, 512, 1024], np.float64
 )
-"""Orders of the divergences: those of opacus, with additional ones near 1 for large epsilons and above 63 for small
-ones.
-"""
+"""Orders of the divergences: those of opacus, and more near 1 for large epsilons and above 63 for small ones."""
 
 TIGHT_LIMIT = 30.0
 """Maximum epsilon that `tight` computes: larger ones would take long and promise nothing."""
@@ -264,9 +262,7 @@ class _History:
 
 @cache
 def _prv() -> Any:
-    """Return only opacus' accountant PRV: its package loads torch; `_History` replaces its base class.  Raises
-    ConfigError.
-    """
+    """Return opacus' accountant PRV with `_History` as its base class: its package loads torch.  Raises ConfigError."""
     place = _accountants()
     if not all((place / name).is_file() for name in ("prv.py", "rdp.py", "accountant.py", "analysis/rdp.py")):
         return _opacus()  # of another release

@@ -148,9 +148,7 @@ class Budget:
 
 
 def of_records(spend: Spend) -> Mechanism:
-    """Return the cost of a release for one record: noise for whole clients counts half, as a changed record doubles the
-    distance.
-    """
+    """Return a release's cost for one record; noise for whole clients counts half: a changed record is twice as far."""
     one = spend.mechanism
     return replace(one, noise=one.noise / 2) if spend.unit == "client" else one
 

@@ -396,9 +396,7 @@ class PrivacyForecast:
 
     @cached_property
     def tight(self) -> float | None:
-        """The same epsilon by the tighter account; None if it is not computed.  Takes seconds, so it is computed on
-        demand.
-        """
+        """The same epsilon by the tighter account, computed on demand in seconds; None if it is not computed."""
         return tight([self.plan.all_rounds, self.plan.tests], self.plan.delta)
 
     @cached_property

@@ -168,9 +168,7 @@ SENT_AS_TRAINED = DSGD()
 
 
 class PrivateGossip(RoundWithoutAccounts[Any]):
-    """One peer of a private run.  `schema`: the layout that its neighbours must share; `resumed`: continue from this
-    checkpoint.
-    """
+    """One peer of a private run.  `schema`: the layout of all neighbours; `resumed`: continue from this checkpoint."""
 
     def __init__(
         self,

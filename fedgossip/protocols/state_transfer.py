@@ -429,7 +429,7 @@ class StateFetch:
         return [Send(self.donor, StateQuery(self.rounds, self._start)), timer]
 
     def take(self, sender: NodeId, piece: StatePiece) -> tuple[Any, list[Effect]]:
-        """Add a piece; return (the state once it is complete, effects).  Raises ProtocolError for a piece of another
+        """Add a piece; return (the complete state or None, effects).  Raises ProtocolError for a piece of another
         layout.
         """
         if (sender, piece.rounds) != (self.donor, self.rounds):

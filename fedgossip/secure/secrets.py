@@ -163,9 +163,7 @@ class Ahead:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sharing:
-    """Between shares sent and vector masked: the own mask's seed, keys of masks and seals with neighbours, and the own
-    shares.
-    """
+    """Between shares sent and vector masked: the self mask's seed, keys of masks and seals, and the client's shares."""
 
     b: Secret
     masks: SecretRows

@@ -57,7 +57,7 @@ class Session:
         return frames.pack(message, frames.COORDINATOR, self.sign)
 
     def check(self, stage: Stage, there: frozenset[int], what: str) -> None:
-        """Raise RoundAbandoned if `there` are too few clients: n_min until the sum's members are fixed, then the
+        """Raise RoundAbandoned if `there` are too few: below n_min until the sum's members are fixed, then the
         threshold.
         """
         d = self.descriptor

@@ -297,9 +297,7 @@ class Policy:
         return self.fixed.clipped_at(d.clip_l2)
 
     def check(self, d: Descriptor, roster: ParticipantRoster, me: int, model: bytes) -> None:
-        """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its local
-        model.
-        """
+        """Raise RoundAbandoned for a descriptor that this client does not accept; `model`: hash of the local model."""
         check_sound(d, roster, self.fixed)
         if me not in d.cohort:
             raise _refuse(Reason.ROSTER, "a cohort without this client")

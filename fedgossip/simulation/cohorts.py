@@ -47,9 +47,7 @@ from fedgossip.secure.fixed_point import RING_BITS, add
 
 
 def check_cohorts(sampling: Sampling, clients: int) -> None:
-    """Raise ConfigError if times matter: rounds that end with the first answers, or cohorts by reported
-    losses.
-    """
+    """Raise ConfigError if times matter: rounds end with the first answers, or cohorts depend on reported losses."""
     if isinstance(sampling, SamplingByLosses):
         raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
     draw = sampling.draw(0, range(clients))

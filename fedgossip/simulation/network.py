@@ -186,9 +186,7 @@ class SimulatedNetwork:
         return head_ns + takes_ns
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
-        """Return when `to` can detect that `sender` has just gone: one latency later, after all messages in transit to
-        it.
-        """
+        """Return when `to` can detect the end of `sender`: one latency later, after all messages in transit to it."""
         return max(now_ns + self.latency_ns(sender, to), self._last_arrival.get((sender, to), -1) + 1)
 
     def training_ns(self, node: NodeId, examples: int = 1) -> int:

@@ -156,9 +156,7 @@ def _without(mixing: Mixing, left_out: Mapping[NodeId, frozenset[NodeId]]) -> Mi
 
 
 def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | None:
-    """Return the realised rounds of a run's record; None if they equal the plan, or if the record does not determine
-    them.
-    """
+    """Return the realised rounds of a run's record; None if they equal the plan, or if it does not determine them."""
     left_out: dict[int, dict[NodeId, frozenset[NodeId]]] = defaultdict(dict)
     there: dict[int, set[NodeId]] = defaultdict(set)
     repairs: dict[int, list[RepairedEdge]] = defaultdict(list)

@@ -321,9 +321,7 @@ class Simulator:
             self._send(node, sends)
 
     def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
-        """Send messages one after the other; a message to several neighbours is one object, whose size is computed
-        once.
-        """
+        """Send messages in order; one message to several neighbours is one object, whose size is computed once."""
         dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
         paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
         times = 0

@@ -512,9 +512,7 @@ class RelayExchange(ModelExchange):
 
 
 class TreeArcs(NamedTuple):
-    """All (sender, receiver), ascending.  `starts` [n + 1]: index of each node's first arc; `reverse`: index of each
-    reverse arc.
-    """
+    """All (sender, receiver), ascending.  `starts` [n + 1]: each node's first arc; `reverse`: each reverse arc."""
 
     senders: Places
     receivers: Places

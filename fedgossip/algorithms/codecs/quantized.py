@@ -201,9 +201,7 @@ class Sign(Codec):
     name: str = "sign"
 
     def contraction(self, layout: VectorLayout) -> float:
-        """Return the minimum, reached if one element of a tensor is not 0; it is ||v||_1² / (d ||v||²) for a tensor v
-        of d elements.
-        """
+        """Return the minimum, reached by a tensor with one nonzero element; a tensor v has ||v||_1² / (d ||v||²)."""
         return 1 / max(int(part.stop - part.start) for part in layout.stretches)
 
     def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
@@ -243,9 +241,7 @@ class Int8(Codec):
         return self.stochastic
 
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
-        """Return the bound of rounding to nearest: an error of at most half a level of the largest, in each of `block`
-        elements.
-        """
+        """Return the bound of rounding to nearest: errors of half a level of the largest, in `block` elements."""
         return 0.0 if self.stochastic else max(0.0, 1 - self.block / (2 * LEVELS) ** 2)
 
     def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
@@ -304,9 +300,7 @@ class BFloat16(Codec):
 
 
 def rounded_bits(vector: Vector) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Return the bits of float32 numbers [d], rounded to the upper 16; numbers that would round to infinity stay
-    finite.
-    """
+    """Return the bits of float32 numbers [d], rounded to the upper 16, without rounding up to infinity."""
     bits = np.ascontiguousarray(vector).view(np.uint32)
     sign, size = bits & np.uint32(0x80000000), bits & np.uint32(0x7FFFFFFF)
     size = size + np.uint32(0x7FFF) + ((size >> np.uint32(16)) & np.uint32(1))

@@ -196,8 +196,7 @@ def _folded(workers: int, parts: int, moves: Callable[[int, int], list[Move]]) -
 
 
 def star(workers: int) -> Table:
-    """Reduce to rank 0, which receives from all, then broadcast from it: 2 steps, 2 (m - 1) vectors through one
-    rank."""
+    """Reduce to rank 0, which receives from all, then broadcast from it: 2 steps, 2 (m - 1) vectors at one rank."""
     others = range(1, workers)
     hub = [Move(Way.ADD, rank, 0, 1) for rank in others] + [Move(Way.SEND, rank, 0, 1) for rank in others]
     spokes = [(Move(Way.SEND, 0, 0, 1), Move(Way.REPLACE, 0, 0, 1)) for _ in others]
@@ -333,8 +332,8 @@ GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-al
 
 @dataclass(frozen=True)
 class EqualLinks:
-    """The links of all participants: latency in seconds one way, and bytes per second out of and into each; infinite:
-    no limit.
+    """The links of all participants: latency in seconds one way, bytes per second out of and into each; infinite: no
+    limit.
     """
 
     latency: float

@@ -51,9 +51,7 @@ class Descent(Protocol[State]):
 
 
 def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:
-    """Return the state after a step of the elements `part` along their gradient, [part]: of all elements, unless the
-    descent is elementwise.
-    """
+    """Return the state after a step of the elements `part` along their gradient, [part]: all, unless elementwise."""
     if gradient.size == state.x.size:
         return descent.step(state, gradient, rate)
     assert descent.elementwise

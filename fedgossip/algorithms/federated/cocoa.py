@@ -61,9 +61,7 @@ class DualAscent:
         return 1.0
 
     def terms(self, _received: Vectors, memory: Vectors) -> Terms:
-        """Return the terms; `extra`: sigma' and the passes over its examples, then a_k; without a_k it only counts
-        them.
-        """
+        """Return the terms; `extra`: sigma', the passes over its examples, and a_k; without a_k it only counts them."""
         return Terms(extra=(frozen(np.array([self.sigma, self.local])), *memory))
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
@@ -90,9 +88,7 @@ def shrunk(v: Vector, threshold: float) -> Vector:
 
 @dataclass(frozen=True)
 class CoCoA:
-    """The server.  `gap`: the run ends at a model with this certified gap; 0: after its rounds.  `threshold`: t of the
-    lasso.
-    """
+    """The server.  `gap`: end at a model with this certified gap; 0: after its rounds.  `threshold`: t of the lasso."""
 
     gap: float = 0.0
     threshold: float = 0.0

@@ -86,9 +86,7 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 def cocoa(
     *, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0, threshold: float = 0.0
 ) -> Made:
-    """CoCoA of `clients` in all, with `local` passes in a round; changes are added or averaged; ends at duality gap
-    `gap`.
-    """
+    """CoCoA of `clients` in all, `local` passes in a round; changes are added or averaged; ends at gap `gap`."""
     client, server = dual_rules(clients, aggregation, local, gap, threshold)
     return Federated(client, Mean(), server)
 
@@ -154,9 +152,7 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
         )
     )
 )
-"""Algorithms by their names in an experiment file.  "fedbuff" is fedavg, or any other, on
-`protocols.federated.buffered`.
-"""
+"""Algorithms by their names in an experiment file.  "fedbuff": any of them on `protocols.federated.buffered`."""
 
 
 OURS = ("clients", "threshold")

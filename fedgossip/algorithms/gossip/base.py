@@ -114,9 +114,7 @@ class GossipAlgorithm(Protocol[State]):
         """
 
     def mixed(self, state: State, mixed: Vectors) -> State:
-        """Return the state after mixing: `mixed` from the outgoing vectors, local and neighbours'; `state` from
-        `trained`.
-        """
+        """Return the state after mixing: `mixed` from all outgoing vectors; `state` from `trained`."""
 
     def model(self, state: State) -> Vector:
         """Return the vector to train from, and to evaluate."""
@@ -140,9 +138,7 @@ class SendsModels(Protocol[State]):
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
-    """Return (arrays, plain numbers) of a state by field, without None, for a checkpoint; of a nested state as
-    "field/name".
-    """
+    """Return (arrays, plain numbers) of a state by field, without None, for a checkpoint; nested as "field/name"."""
     arrays: dict[str, Vector] = {}
     numbers: dict[str, int | float | str] = {}
     for field in _field_names(type(state)):  # type: ignore[arg-type]

@@ -124,9 +124,7 @@ class Choco:
         self.codec, self._gamma, self._gap, self._norm = _contracting(codec, name), gamma, gap, norm
 
     def gamma(self, length: int) -> float:
-        """Return gamma for models of `length` elements; a rule's has two digits.  Raises ConfigError if the gap is
-        unknown or 0.
-        """
+        """Return gamma for models of `length` elements; a rule's has two digits.  Raises ConfigError without a gap."""
         if not isinstance(self._gamma, str):
             return float(self._gamma)
         if not self._norm:  # one peer, or no edges

@@ -169,9 +169,7 @@ def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, A
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:
-    """Return the method of a user's class, checked in every round.  Its construction raises ConfigError for an invalid
-    class.
-    """
+    """Return the method of a user's class, checked in every round.  Making it raises ConfigError for a bad class."""
 
     def made(**given: Any) -> Made:
         try:
@@ -237,9 +235,7 @@ class Checked:
         return self._state(self._asked("start", self.algorithm.start, x))
 
     def trained(self, state: Any, update: Vector | None, step: Step) -> tuple[Any, Vectors]:
-        """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for invalid results and
-        exceptions.
-        """
+        """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for bad results and exceptions."""
         self.round = step.round
         given = self._asked("trained", self.algorithm.trained, state, update, step)
         if not (isinstance(given, tuple) and len(given) == 2):

@@ -112,9 +112,7 @@ class CoordinateMedian:
 
 
 class GeometricMedian:
-    """At most `steps` Weiszfeld steps from the median; a distance below a millionth of the median distance counts as
-    that.
-    """
+    """At most `steps` Weiszfeld steps from the median; distances count as at least a millionth of the median."""
 
     linear, tolerates = False, 0
 

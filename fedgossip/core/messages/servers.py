@@ -218,9 +218,7 @@ class ChangeHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyHead:
-    """A shard's state after its `number`-th change, without arrays; `clocks` ascending by worker, `counts`: the
-    optimiser's scalars.
-    """
+    """A shard's state after its `number`-th change, without arrays; `clocks` ascending by worker, `counts`: scalars."""
 
     epoch: Count
     shard: ShardNumber

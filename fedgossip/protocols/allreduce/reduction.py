@@ -175,9 +175,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Course:
-    """A rank's moves in a bucket of `size` elements, the step of each, and the parts received from each sender, in
-    order.
-    """
+    """A rank's moves in a bucket of `size` elements, the step of each, and the parts from each sender, in order."""
 
     size: int
     moves: Sequence[tuple[Move, slice]]

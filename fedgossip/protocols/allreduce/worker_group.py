@@ -181,9 +181,7 @@ class WorkerGroup:
         self.returning.discard(node)
 
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
-        """Return a view or failure, once all have reported; None while reports, or another worker's proposal, are
-        awaited.
-        """
+        """Return a view or failure, once all have reported; None while reports, or another's proposal, are awaited."""
         regroup = self.regroup
         joining = set(self.others) - self.lost - self.departed - self.refused  # links are made one by one
         there = self.here if self.at_work else joining
@@ -259,9 +257,7 @@ class WorkerGroup:
     # --- readmission --------------------------------------------------------------------------------------------------
 
     def _left_out(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
-        """Accept an exclusion that more than half report: a single report may be wrong.  A restarted worker accepts
-        any.
-        """
+        """Accept an exclusion that more than half report, as one may be wrong.  A restarted worker accepts any."""
         self._left_out_by.add(sender)
         known = sure or 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
         newer = self.outside is None or generation(view.epoch) > generation(self.outside.epoch)
@@ -307,9 +303,7 @@ def first_view(workers: Collection[NodeId]) -> GroupView:
 
 
 def worked(view: GroupView, rounds: int) -> tuple[NodeId, ...]:
-    """Return the last workers that certainly worked together, if a member of the view has completed that number of
-    rounds.
-    """
+    """Return the last workers that certainly worked together, if a member of the view has completed `rounds` rounds."""
     return view.members if rounds > view.rounds else view.agreed
 
 

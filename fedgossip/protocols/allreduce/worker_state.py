@@ -77,9 +77,7 @@ class WorkerState:
 
     @property
     def ahead(self) -> Vector:
-        """Return the present point moved by the momentum alone, [d]: the start of the next round's training while this
-        one is summed.
-        """
+        """The point moved by the momentum alone, [d]: the start of the next training while this round is summed."""
         part = self.unsent.fragments.part(self.round)
         state: DescentState = stepped_by_momentum(self.descent, self.state, part, self.rate(self.round))
         return self.unsent.ahead(state.x)

@@ -318,9 +318,7 @@ class SumReading:
 
 
 def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
-    """Return the counts over clients in a sum; {} if none counted.  Exact: each client adds a rounded unit of the
-    weight.
-    """
+    """Return the counts over clients in a sum; {} without any.  Exact: each client adds a rounded weight unit."""
     unit = fixed.limit / fixed.weight_max
     once = found.samples * unit / max(1, round(unit))
     counts = {name: round(value * once) for name, value in found.metrics.items() if name in COUNTS}

@@ -92,9 +92,7 @@ class PreparedContribution:
         return Contribution(invite.round, invite.schema, *contents)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the values of metrics for a weighted sum: a count is divided by the weight, so that each client adds
-        the count.
-        """
+        """Return metrics for a weighted sum: counts are divided by the weight, so that each client adds the count."""
         metrics_sent = {"steps": self.counted, "loss": self.loss, "measured": self.measured}
         metrics_sent |= {"logged": float(self.loss is not None), "tested": float(self.tested > 0)}
         metrics_sent |= {name: count / self.weight for name, count in self.counts.items()}

@@ -66,9 +66,7 @@ class AsyncSettings(RunLimits):
     """Limits of one asynchronous run.  Times in nanoseconds."""
 
     exchanges: int = 1
-    """Number of exchanges that a peer begins per training round; it takes part in about the same number begun by
-    others.
-    """
+    """Number of exchanges that a peer begins per training round; it takes part in about as many begun by others."""
     seed: int = 0
     """Seed of the times of offers."""
     answer_ns: int = 10_000_000_000
@@ -121,9 +119,7 @@ class AsyncGossip(Lifecycle[State]):
         self.company.change(schedule.partners(self.node))  # type: ignore[attr-defined]
 
     def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        """Handle a message; a refused one leaves a mute partner mute, an accepted one may be the last before the final
-        report.
-        """
+        """Handle a message; a refused one keeps a mute partner mute, an accepted one may be the last before the end."""
         mute = self.mute & {sender}
         self.mute -= mute
         try:
@@ -325,8 +321,8 @@ class AsyncGossip(Lifecycle[State]):
         return not self.pairing.due or self.hurried or self.company.deserted
 
     def leaving(self, to: NodeId) -> Leaving:
-        """Return the `Leaving`: no more offers are accepted; `missing`: this peer's open offer; `done`: all its answers
-        are settled.
+        """Return the `Leaving`, after which no offers are accepted; `missing`: this peer's open offer; `done`: all
+        settled.
         """
         return Leaving(self.round, missing=self.ledger.open.get(to, -1), done=to not in self.ledger.answers)
 

@@ -139,9 +139,7 @@ class AwaitedRound(Lifecycle[State]):
 
 
 class RoundWithoutAccounts(AwaitedRound[State]):
-    """A machine without accounts between peers to settle before the `Leaving`: at the end it only waits for `Leaving`
-    messages.
-    """
+    """A machine without accounts to settle before the `Leaving`: at the end it only waits for `Leaving` messages."""
 
     def may_leave(self) -> bool:
         return True

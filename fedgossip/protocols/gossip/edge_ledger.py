@@ -77,9 +77,7 @@ class Edge:
             self.offered = round
 
     def missed(self, round: int, weight: float, own: tuple[Vector, ...]) -> None:
-        """Record that `round` is mixed without the partner's model; the partner may have mixed this peer's if it was
-        offered.
-        """
+        """Record `round` as mixed without the partner's model; the partner may have mixed this peer's, if offered."""
         if self.offered == round:
             self.open = Open(round, weight, own)
 
@@ -209,9 +207,7 @@ class EdgeLedger:
         return Account(round, edge.used, edge.missing, asks)
 
     def help(self, node: NodeId, missing: int, round: int, now_ns: int, again_ns: int) -> list[Effect]:
-        """Return the reply to a partner that mixed `missing` without this peer: the account, and the model if this peer
-        mixed.
-        """
+        """Return the reply to a partner that mixed `missing` alone: the account, and the model if this peer mixed."""
         edge = self.edge(node)
         if edge.used > missing or (edge.used == missing and edge.confirmed):  # an overtaken, older message
             return []
@@ -276,9 +272,7 @@ class EdgeLedger:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def unsettled(self, silent: Collection[NodeId]) -> Sequence[tuple[NodeId, int]]:
-        """Return each partner with an open round, and the round; for `silent` partners also rounds that they may
-        request.
-        """
+        """Return each partner with an open round, and the round; for `silent` ones also rounds they may request."""
         return [
             (node, edge.missing if edge.open else edge.used)
             for node, edge in sorted(self.edges.items())

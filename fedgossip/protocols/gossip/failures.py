@@ -1,6 +1,4 @@
-"""Causes of a machine's early end, which the driver raises when all records are written; and of refused messages, which
-are effects.
-"""
+"""Causes of a machine's early end, which the driver raises after all records; and effects for refused messages."""
 
 from __future__ import annotations
 

@@ -392,9 +392,7 @@ FRESH = {"uncarried": "all"}
 
 
 class Carried:
-    """One peer's record of exchanges.  `resumed`: checkpoint of the last incarnation; neighbours outside it have
-    exchanged.
-    """
+    """One peer's record of exchanges.  `resumed`: the last checkpoint; neighbours outside it have exchanged."""
 
     def __init__(self, resumed: Checkpoint | None = None) -> None:
         facts: Any = resumed.facts if resumed else FRESH

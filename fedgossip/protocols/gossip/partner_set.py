@@ -25,9 +25,7 @@ NAMED = 8
 """Maximum number of missing partners in a report."""
 
 LATELY_ROUNDS, CIRCLE = 8, 64
-"""All partners receive this peer's `Leaving`; above CIRCLE partners, those of exchanges in the last LATELY_ROUNDS
-rounds.
-"""
+"""All partners receive the `Leaving`; above CIRCLE partners, those of exchanges in the last LATELY_ROUNDS rounds."""
 
 
 class PartnerSet:
@@ -121,9 +119,7 @@ class PartnerSet:
         return sorted({node for node in self.partners if node not in self.linked}.union(self.keyless) - absent)
 
     def circle(self, round: int) -> list[NodeId]:
-        """Return the nodes that may wait for this peer's `Leaving`, ascending; with many partners those of recent
-        exchanges.
-        """
+        """Return the nodes that may wait for the `Leaving`, ascending; of many partners those of recent rounds."""
         near = self.known
         if len(self.partners) > CIRCLE and self.met:
             near = {node for node, met in self.met.items() if met >= round - LATELY_ROUNDS}
@@ -159,9 +155,7 @@ DEVIATIONS = 4
 
 
 class Deadline:
-    """Follows durations in nanoseconds, between `least_ns` and `longest_ns`; `first_ns` applies until ENOUGH are
-    recorded.
-    """
+    """Follows durations in nanoseconds, from `least_ns` to `longest_ns`; `first_ns` applies before ENOUGH of them."""
 
     def __init__(self, longest_ns: int, least_ns: int, factor: int = 8, first_ns: int | None = None) -> None:
         assert 0 <= least_ns <= longest_ns and factor >= 1

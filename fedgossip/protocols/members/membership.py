@@ -445,8 +445,8 @@ class Membership:
     # --- pings and suspects -------------------------------------------------------------------------------------------
 
     def informed(self, now_ns: int) -> bool:
-        """Return whether the network's round is known (by two reports just after a connection), and the state of all
-        suspects checked.
+        """Return whether the network's round is known (by two reports just after a connection), and all suspects are
+        checked.
         """
         just_now = now_ns - 2 * self.settings.period_ns
         unreported = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]

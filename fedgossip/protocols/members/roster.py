@@ -42,9 +42,7 @@ BLOCK_ROUNDS = 4
 """Number of rounds between changes of the roster: they take effect in multiples of it, so that several coincide."""
 
 LEAD_ROUNDS = 4
-"""Minimum number of rounds between announcement and effect: an update travels one link per round, since peers wait for
-each other.
-"""
+"""Minimum rounds between announcement and effect: updates travel one link per round, as peers wait for each other."""
 
 LAST_ROUND = 2**31 - 1
 
@@ -206,9 +204,7 @@ class Roster:
         return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
 
     def changes_graph(self, before: Roster, news: Sequence[News]) -> bool:
-        """Return whether the graph of any round differs from that of `before`; this roster is `before` with `news`
-        merged.
-        """
+        """Return whether the graph of any round differs from that of `before`, into which `news` were merged."""
         spans = any(before._span(one.node) != self._span(one.node) for one in news)
         return spans or bool(news and before.lost() != self.lost())
 

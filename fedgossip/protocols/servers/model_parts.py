@@ -227,9 +227,7 @@ class Assembly:
 
 
 class RowAssembly:
-    """Rows [of, width] with ascending keys during their arrival; memory is used for received pieces alone, for any
-    announced `of`.
-    """
+    """Rows [of, width] with ascending keys during their arrival; only received pieces use memory, for any `of`."""
 
     def __init__(self, of: int, width: int, kind: np.dtype[np.floating]) -> None:
         self.of, self.width, self.kind = of, width, kind

@@ -256,9 +256,7 @@ class KeyLists:
         lists.store(message.digest, frozen_keys(keys))
 
     def take_some(self, sender: NodeId, message: SomeKeys) -> None:
-        """Store a part of a list, if the list is stored; else it is requested when needed.  Raises ProtocolError for
-        invalid bits.
-        """
+        """Store a part of a stored list; else it is requested when needed.  Raises ProtocolError for invalid bits."""
         what = f"server {self.node}, shard {message.shard}: some keys of worker {sender}"
         bits: Any = message.vectors[0] if len(message.vectors) == 1 else None
         if (

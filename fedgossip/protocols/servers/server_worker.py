@@ -107,9 +107,7 @@ class PushPullWorker:
         coding: ShardCoding | None = None,
         rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts`: the model, of `resumed` if given; `coding`: of pulled shards; `rate`: of a step on the local copy
-        between pulls.
-        """
+        """`parts`: the model, of `resumed` if given; `coding`: of pulls; `rate`: of a local step between pulls."""
         self.rate = rate
         self.taken = 0  # gradients of this clock that are not pushed yet
         self.accrued: Vector | None = None  # their sum

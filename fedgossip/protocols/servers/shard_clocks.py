@@ -134,9 +134,7 @@ class ShardClocks(ABC):
 
     @abstractmethod
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
-        """Add a worker's whole gradient for its clock, computed at step `steps`; return the step to apply, if one is
-        due.
-        """
+        """Add a worker's whole gradient for its clock, computed at step `steps`; return the step to apply, if any."""
 
     @abstractmethod
     def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
