@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -45,7 +46,8 @@ from fedgossip.sites.fits.cox.cox_steps import (
     stepped,
 )
 from fedgossip.sites.fits.cox.cox_sums import REPORTED_TIMES, CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.survival_times import places_of
+from fedgossip.sites.fits.glm.glm_sums import PriorColumn
+from fedgossip.sites.fits.survival.survival_times import places_of, reported_risk
 from fedgossip.sites.plans.fits import planned_fit, time_and_event
 from fedgossip.sites.releases.checking import check
 from fedgossip.sites.releases.fitted import section_of
@@ -123,15 +125,17 @@ def rounded(records: Pooled, ends: Sequence[float]) -> Pooled:
     return x, index, events & (index < len(ends)), strata
 
 
-def by_hand(records: Pooled, ridge: float = 0.0, ties: str = "breslow") -> tuple[list[float], list[float], float]:
-    """Return estimates, errors and log likelihood by the textbook, in extended floats."""
+def by_hand(
+    records: Pooled, ridge: float = 0.0, ties: str = "breslow", first: np.ndarray | int = 0
+) -> tuple[list[float], list[float], float]:
+    """Return estimates, errors and log likelihood by the textbook, in extended floats; `first`: told times at risk."""
     x, index, events, strata = records
     x, point, total = x.astype(np.longdouble), np.zeros(x.shape[1], np.longdouble), np.longdouble(0)
     for _ in range(9):
         g, a, total = -ridge * point, ridge * np.eye(x.shape[1], dtype=np.longdouble), np.longdouble(0)
         w = np.exp(x @ point)
         for stratum, time in sorted(set(zip(strata[events].tolist(), index[events].tolist(), strict=True))):
-            risk = (strata == stratum) & (index >= time)
+            risk = (strata == stratum) & (index >= time) & (first <= time)
             died = risk & events & (index == time)
             g, total = g + x[died].sum(0), total + (x[died] @ point).sum()
             for before in range(died.sum()):  # Efron: those that came before weigh less by their share
@@ -291,18 +295,21 @@ def changing(seed: int, strata: int) -> Pooled:
     return x, np.where(times > 60, np.ceil(60 + later), times), events, stratum
 
 
-def by_residuals(records: Pooled, estimates: Sequence[float], errors: np.ndarray) -> list[float]:
+def by_residuals(
+    records: Pooled, estimates: Sequence[float], errors: np.ndarray, first: np.ndarray | int = 0
+) -> list[float]:
     """Return Grambsch and Therneau's statistics of each column and of all, from a residual of each event."""
     x, index, events, strata = records
     w, residuals, times = np.exp(x @ np.array(estimates)), list[np.ndarray](), list[int]()
     for stratum, time in sorted(set(zip(strata[events].tolist(), index[events].tolist(), strict=True))):
-        risk = (strata == stratum) & (index >= time)
+        risk = (strata == stratum) & (index >= time) & (first <= time)
         died = risk & events & (index == time)
         weights = [np.where(died, w * (1 - k / died.sum()), w) * risk for k in range(died.sum())]
         mean = np.mean([v @ x / v.sum() for v in weights], axis=0)
         residuals += [one - mean for one in x[died]]
         times += [time] * int(died.sum())
-    alive = np.cumprod([1 - (events & (index == k)).sum() / (index >= k).sum() for k in range(max(times) + 1)])
+    there = [(index >= k) & (first <= k) for k in range(max(times) + 1)]
+    alive = np.cumprod([1 - (events & (index == k)).sum() / there[k].sum() for k in range(len(there))])
     g = np.array([1.0 if k == 0 else alive[k - 1] for k in times])
     g = g - g.mean()
     moved = errors @ (g @ np.array(residuals)) * len(g)
@@ -340,6 +347,184 @@ def test_lifelines_finds_the_same_hazards_that_are_not_proportional() -> None:
         time_transform=lambda days, _events, _weights: pandas.Series(before[days.astype(int) - 1], days.index),
     )
     assert [one.statistic for one in found.proportional[:3]] == pytest.approx(list(tested.test_statistic), rel=1e-6)
+
+
+# --- delayed entry ----------------------------------------------------------------------------------------------------
+
+
+def drawn_late(seed: int, rows: int = 200, strata: int = 1) -> tuple[Pooled, np.ndarray]:
+    """Return those whose time is after their entry, which is 0 for a third, of twice as many records."""
+    x, times, events, stratum = drawn(seed, 2 * rows, strata)
+    entries = np.maximum(0, np.random.default_rng([seed, 1]).uniform(-60, 120, 2 * rows).round(2))
+    seen = np.flatnonzero(entries < times)[:rows]
+    return (x[seen], times[seen], events[seen], stratum[seen]), entries[seen]
+
+
+def late_layout(**options: object) -> CoxLayout:
+    d = layout_of(int(options.pop("strata", 1))).design
+    return CoxLayout(msgspec.structs.replace(d, entry=PriorColumn("start", 3, 0.0), **options))
+
+
+def late_site(layout: CoxLayout, records: Pooled, entries: np.ndarray) -> SiteHazards:
+    site = site_of(layout, records).records
+    return SiteHazards(layout, replace(site, entries=entries, entered=np.searchsorted(GRID, entries, side="right")))
+
+
+def late_fit(layout: CoxLayout, sites: Sequence[tuple[Pooled, np.ndarray]]) -> tuple[CoxFit, FittedHazards]:
+    x, machines = initial(layout), [late_site(layout, *one) for one in sites]
+    for _ in range(rounds_of(layout)):
+        told = [layout.integers(requested_sums(one, x)) for one in machines]
+        x = stepped(layout, x, layout.vector([sum(one) for one in zip(*told, strict=True)]), len(machines))
+    return fit_of(layout, x), FittedHazards(layout, x)
+
+
+@TIES
+@pytest.mark.parametrize("strata", [1, 2])
+def test_a_record_is_at_risk_after_its_entry(strata: int, ties: str) -> None:
+    layout, sites = late_layout(strata=strata, ties=ties), [drawn_late(seed, 200, strata) for seed in range(5)]
+    found, _ = late_fit(layout, sites)
+    ends = [point.time for point in found.strata[0].points]
+    records, entries = together([one for one, _ in sites]), np.concatenate([one for _, one in sites])
+    first = np.searchsorted(ends, entries, side="right")
+    estimates, errors, likelihood = by_hand(rounded(records, ends), 0.0, ties, first)
+    assert found.converged and len(ends) >= 3 and (first > 0).mean() > 0.3
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates, rel=1e-10)
+    assert [one.error for one in found.coefficients] == pytest.approx(errors, rel=1e-10)
+    assert found.log_likelihood == pytest.approx(published(likelihood, ties), rel=1e-12)
+    if ties == "efron":
+        wanted = by_residuals(rounded(records, ends), estimates, np.array(found.covariance, float), first)
+        assert [one.statistic for one in found.proportional] == pytest.approx(wanted, rel=1e-8)
+    without, *_ = by_hand(rounded(records, ends), 0.0, ties)
+    assert np.abs(np.array(without) - estimates).max() > 0.005, "the entry matters"
+
+
+@pytest.mark.parametrize(("ties", "errors"), [("breslow", "model"), ("efron", "model"), ("breslow", "robust")])
+def test_statsmodels_has_the_same_delayed_entry(ties: str, errors: str) -> None:
+    pytest.importorskip("pandas", reason="statsmodels needs it")
+    hazards = pytest.importorskip("statsmodels.duration.hazard_regression")
+    more = {"errors": errors} if errors == "robust" else {}
+    layout, sites = late_layout(ties=ties, **more), [drawn_late(seed) for seed in range(5)]
+    found, _ = late_fit(layout, sites)
+    records, entries = together([one for one, _ in sites]), np.concatenate([one for _, one in sites])
+    ends = [point.time for point in found.strata[0].points]
+    x, index, events, _ = rounded(records, ends)
+    first = np.searchsorted(ends, entries, side="right")
+    there = first < len(ends)
+    model = hazards.PHReg(
+        index[there] + 1.0, x[there], status=events[there].astype(int), ties=ties, entry=first[there] + 0.5
+    )
+    theirs = model.fit(groups=np.arange(there.sum())) if errors == "robust" else model.fit()
+    assert [one.estimate for one in found.coefficients] == pytest.approx(list(theirs.params), rel=1e-8)
+    assert [one.error for one in found.coefficients] == pytest.approx(list(theirs.bse), rel=1e-8)
+
+
+@TIES
+@pytest.mark.parametrize("seed", range(4))
+def test_no_few_that_enter_are_told_apart(seed: int, ties: str) -> None:
+    """Not at risk at the first told time are ten, or none; with Efron's ties so many enter between two, or none."""
+    layout, (records, entries) = late_layout(ties=ties), drawn_late(seed, 600)
+    found, state = late_fit(layout, [(records, entries)])
+    _, times, events, _ = records
+    ends = [point.time for point in found.strata[0].points]
+    assert len(ends) >= 2 and found.smallest >= 10
+    risk = [int(((entries < end) & (times > begin)).sum()) for begin, end in pairwise([-1.0, *ends])]
+    assert state["at_risk"][0, : len(ends)].tolist() == risk
+    for begin, end in pairwise([*ends, np.inf]):
+        come = int(((entries >= begin) & (entries < end)).sum())
+        left = int(
+            (~events & (times > ends[ends.index(begin) - 1 if ends.index(begin) else 0]) & (times <= begin)).sum()
+        )
+        assert ties == "breslow" or come == 0 or come >= 10, (begin, come, left)
+    late = int((entries >= ends[0]).sum())
+    assert late == 0 or late >= 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_told_numbers_at_risk_count_no_few_that_enter_or_leave(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    events, gone, entered = rng.integers(10, 15, 8), rng.integers(0, 7, 8), rng.integers(0, 7, 8)
+    entered[0] = 200
+    gone[-1] = 200 + entered.sum() - events.sum() - gone[:-1].sum()
+    risk = np.cumsum(entered) - np.concatenate([[0], np.cumsum(events + gone)[:-1]])
+    told = np.array(reported_risk(risk.tolist(), events.tolist(), 10, entered.tolist()))
+    moved = told[1:] - told[:-1] + events[:-1]  # those who come, less those who go without an event
+    plain = np.array(
+        reported_risk((risk + entered[1:].sum() - np.cumsum([0, *entered[1:]])).tolist(), events.tolist(), 10)
+    )
+    left = plain[1:] - plain[:-1] + events[:-1]
+    come = moved - left
+    assert (told >= risk).all() and ((come == 0) | (come >= 10)).all() and ((left == 0) | (left <= -10)).all()
+    assert told[0] + come.sum() == entered.sum(), "all are counted in the end"
+
+
+def test_concordance_compares_no_event_with_one_that_enters_later() -> None:
+    rng = np.random.default_rng(0)
+    times, events, eta = (
+        rng.integers(1, 20, 80).astype(float),
+        rng.random(80) < 0.6,
+        rng.integers(0, 9, 80).astype(float),
+    )
+    entries = np.where(rng.random(80) < 0.5, 0.0, np.floor(times * rng.random(80)))
+    pairs, right, own = 0, 0.0, np.zeros((2, 80))
+    for i, j in np.argwhere(events[:, None] & (entries[None] < times[:, None])).tolist():
+        if times[j] > times[i] or (times[j] == times[i] and not events[j]):
+            said = (eta[i] > eta[j]) + (eta[i] == eta[j]) / 2
+            pairs, right = pairs + 1, right + said
+            own[:, [i, j]] += [[1], [2 * said]]
+    squares = (own[0] @ own[0], own[0] @ own[1], own[1] @ own[1])
+    assert concordance(times, events, eta, entries) == (pairs, 2 * right, squares)
+
+
+def agree_on_entries(folder: Path, to: Path, ties: str = "breslow") -> None:
+    """Write the tables with a column of entries, and an experiment with it, and agree."""
+    rng = np.random.default_rng(9)
+    for path in sorted(folder.glob("*.csv")):
+        rows = rows_of(path)
+        lines = [f"{','.join(row.values())},{max(0, int(int(row['days']) * rng.uniform(-0.8, 0.8)))}" for row in rows]
+        (to / path.name).write_text("\n".join([f"{','.join(rows[0])},start", *lines]) + "\n")
+    text = (folder / "hazards.toml").read_text().replace("cox?every=30", f"cox?entry=start&ties={ties}&every=30")
+    (to / "hazards.toml").write_text(text)
+    assert (said := typed(["data", "agree", "hazards.toml"], to)).code == 0, said
+
+
+@pytest.mark.long  # 6 processes
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_processes_fit_delayed_entry_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    agree_on_entries(folder, tmp_path, "efron")
+    assert (alone := typed(["fit", "hazards.toml"], tmp_path)).code == 0, alone
+    where = machines(tmp_path, tmp_path, FILES)
+    said = fit_on(where, "hazards")
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    written = {(one / "fit/fit.json").read_bytes() for one in where}
+    assert written == {(tmp_path / "fits/hazards/fit.json").read_bytes()}
+    assert b'"proportional"' in written.pop()
+
+
+def test_delayed_entry_is_a_column_of_the_table(folder: Path, tmp_path: Path) -> None:
+    agree_on_entries(folder, tmp_path)
+    asked = typed(["fit", "hazards.toml", "--dry-run", "--to", "no"], tmp_path)
+    assert "those of events and censorings, and of entries by start" in asked.out, asked
+    said = typed(["fit", "hazards.toml"], tmp_path)
+    assert said.code == 0 and "records are at risk after start" in said.out, said
+    found = msgspec.json.decode((tmp_path / "fits/hazards/fit.json").read_bytes(), type=CoxFit)
+    assert [one.name for one in found.coefficients] == ["age", "bmi", "arm=old"]
+    assert "records are at risk after start" in str(section_of(found))
+    lines = [(tmp_path / f"site-{site}.csv").read_text().splitlines() for site in range(SITES)]
+    (tmp_path / "all.csv").write_text("\n".join([lines[0][0], *(row for one in lines for row in one[1:])]) + "\n")
+    judged = json.loads(typed(["evaluate", "fits/hazards", "all.csv", "--json"], tmp_path).out)
+    assert judged["events until 600"] == found.events
+    assert judged["events that the fit says"] == pytest.approx(found.events, abs=found.events**0.5 / 50)
+    (tmp_path / "site-0.csv").write_text((tmp_path / "site-0.csv").read_text() + "60,25,new,100,1,100\n")
+    refused = typed(["fit", "hazards.toml", "--to", "again"], tmp_path)
+    assert refused.code == 7 and "column 'start': not before 'days' in 1 records" in refused.err, refused
+    for option, why in (
+        ("entry=days", "'days' is no column of numbers"),
+        ("entry=arm", "'arm' is no column of numbers"),
+    ):
+        source = f"model.source=cox?every=30&until=600&{option}"
+        said = typed(["fit", "hazards.toml", "--to", "no", "--set", source], tmp_path)
+        assert said.code == 2 and why in said.err, said
 
 
 def test_no_hazards_are_tested_where_their_sums_are_not_there() -> None:
@@ -796,7 +981,7 @@ def test_three_labels_as_of_delayed_entry_are_refused() -> None:
     labels = [SchemaColumn(name, label=True) for name in ("start", "stop", "died")]
     with pytest.raises(ConfigError, match="cox: 3 label columns, start, stop, died") as refused:
         time_and_event("cox", SimpleNamespace(schema=TableSchema(tuple(labels))))  # type: ignore[arg-type]
-    assert refused.value.advice.endswith("delayed entry is refused.")
+    assert refused.value.advice.endswith("cox?entry=COLUMN has delayed entry.")
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     lines += remarks(d.against, d.constant, found.silent)
     if d.strata_column:
         lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
+    lines += [f"records are at risk after {d.entry.name}"] if d.entry else []
     if d.ties != "breslow":
         lines.append("events at one told time are taken one after another: ties are Efron's")
     lines += [cost] if (cost := cost_of_grid(found)) else []

@@ -155,10 +155,14 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     index = np.searchsorted(until, times, side="left")
     hazards = np.concatenate([np.zeros((len(fit.strata), 1)), _cumulative(fit)], axis=1)
     expected = hazards[strata, np.minimum(index + 1, len(until))] * np.exp(eta)
+    entries = features[:, d.entry.place] if d.entry else None
+    if entries is not None:
+        expected -= hazards[strata, np.searchsorted(until, entries, side="right")] * np.exp(eta)
     seen = (events == 1) & (index < len(until))
     found = {f"events until {until[-1]:g}": float(seen.sum()), "events that the fit says": float(expected.sum())}
     of_strata = (
-        concordance(times[rows], events[rows] == 1, eta[rows]) for rows in (strata == k for k in range(len(hazards)))
+        concordance(times[rows], events[rows] == 1, eta[rows], None if entries is None else entries[rows])
+        for rows in (strata == k for k in range(len(hazards)))
     )
     pairs, right, *squares = np.sum([(one, other, *more) for one, other, more in of_strata], axis=0)
     return len(features), found | (

@@ -180,14 +180,15 @@ def _glm_options(source: str) -> Mapping[str, str]:
 
 
 def _prior_columns(source: str, options: Mapping[str, str], agreed: AgreedTable) -> dict[str, PriorColumn]:
-    """Return the columns of an offset and of weights."""
+    """Return the columns of an offset, of weights, and of times of entry."""
     found = dict[str, PriorColumn]()
     numbers = {one.name: one for one in agreed.columns if not one.label and not one.categories}
-    for what in sorted({"offset", "weights"} & options.keys()):
+    for what in sorted({"offset", "weights", "entry"} & options.keys()):
         if (name := options[what]) not in numbers:
             text = f"model.source = {source!r}: {name!r} is no column of numbers"
             advice = nearest(name, numbers) if numbers else "There is none."
-            raise ConfigError(text, f'{advice} The log of one: [data.columns.log_days] with log = "days".')
+            more = ' The log of one: [data.columns.log_days] with log = "days".' if what == "offset" else ""
+            raise ConfigError(text, f"{advice}{more}")
         check_counted(agreed, [one for one in agreed.schema.features if one.name == name])
         if (one := numbers[name]).missing != 0:
             text = f"column {name!r}: empty in some records, and each has its own {what}"
@@ -304,6 +305,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     if errors == cox_sums.ROBUST and ties == EFRON:
         text = f"model.source = {source!r}: errors={errors} beside ties={EFRON}"
         raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
+    entry = _prior_columns(source, {"entry": options.pop("entry")}, agreed)["entry"] if "entry" in options else None
     where = f"model.source = {source!r}: "
     least = option_number(where, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
     ridge = option_number(where, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
@@ -313,7 +315,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     without = f"{COX}?{urlencode(options, safe=',')}" if options else COX
     strata = column_of_words(source, strata_column, agreed)
     column = next(one for one in agreed.columns if one.name == time.name)
-    c = design_columns(agreed, COX, 0, [strata_column])
+    c = design_columns(agreed, COX, 0, [strata_column, *([entry.name] if entry else [])])
     codes = codes_of(agreed, c.names)
     return CoxDesign(
         time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
@@ -321,15 +323,19 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
-        errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET,
+        errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET, entry=entry or msgspec.UNSET,
         suppress=agreed.suppress if codes else msgspec.UNSET,
     )  # fmt: skip
 
 
 def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRecords:
     d = layout.design
-    found = read_for_fit(file, agreed, REGRESSION, (d.time, d.event))
+    found = read_for_fit(file, agreed, REGRESSION, (d.time, d.event, *([d.entry.name] if d.entry else [])))
     times, events = checked_site(found, d.grid, (d.time, d.event))
+    entries = np.ascontiguousarray(found.x[:, d.entry.place], "f8") if d.entry else None
+    if d.entry and entries is not None and (entries >= times).any():
+        text = f"column {d.entry.name!r}: not before {d.time!r} in {int((entries >= times).sum())} records"
+        raise ConfigError(text, "A record is seen after its entry until its time: correct it, or leave the row out.")
     strata = np.zeros(len(found), np.int64)
     if d.strata_column:
         strata = categories_in(found.x, d.strata_column, agreed.encoding.columns)
@@ -338,7 +344,8 @@ def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> Tim
         raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")
     scale = zip(d.places, d.mean, d.deviation, strict=True)
     columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
-    return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
+    entered = None if entries is None else np.searchsorted(np.asarray(d.grid), entries, side="right")
+    return TimedRecords(columns, times, places_of(d.grid, times), events, strata, entries, entered)
 
 
 def _cox_fit(layout: CoxLayout, agreed: AgreedTable, vector: Vector, least: int) -> CoxFit | None:
@@ -362,7 +369,7 @@ def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, Schema
     if len(labels) != 2:
         text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
         raise ConfigError(
-            text, "Name two, the time and then the event (1 or 0), label=days,died; delayed entry is refused."
+            text, "Name two, the time and then the event (1 or 0), label=days,died; cox?entry=COLUMN has delayed entry."
         )
     return labels[0], labels[1]
 

@@ -107,6 +107,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
         f"{count(fit.events)}{of_all} events at {len(fit.strata[0].points)} told times, to which times are rounded up"
     )
     own = f"; each {d.strata_column} has a hazard of its own" if d.strata_column else ""
+    own += f"; records are at risk after {d.entry.name}" if d.entry else ""
     ties = "" if d.ties == "breslow" else "; ties are Efron's"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
     errors = f"; errors are {d.errors}" if d.errors else ""

@@ -27,7 +27,6 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -158,40 +157,44 @@ def real(number: int) -> float:
     return number / (1 << SHIFT)
 
 
-def concordance(times: Values, events: npt.NDArray[np.bool_], eta: Values) -> tuple[int, int, tuple[int, int, int]]:
+def concordance(
+    times: Values, events: npt.NDArray[np.bool_], eta: Values, entries: Values | None = None
+) -> tuple[int, int, tuple[int, int, int]]:
     """Return the number of comparable pairs of records, twice that of pairs ordered as eta predicts, and sums for the
     error.
 
     The sums are, over records with p pairs and twice q ordered ones, of p p, p q and q q (`concordance_error`).  A pair
     is comparable if the record with the shorter time has its event; an event precedes a censoring at its time, two
-    events at one time do not compare.  Equal eta counts a half.
+    events at one time do not compare, nor an event with a record that enters then or later.  Equal eta counts a half.
     """
-    order = np.lexsort((events, -times)).tolist()
-    each = np.zeros((2, len(eta)), object)  # p, q
-    together = [list(ranked) for _, ranked in groupby(order, key=lambda place: float(times[place]))]
-    longer: list[float] = []  # eta of the records with longer times, ascending
-    for ranked in together:
-        for place in ranked:
-            if not events[place]:
-                bisect.insort(longer, float(eta[place]))
-        died = [place for place in ranked if events[place]]
-        for place in died:
-            each[:, place] += len(longer), _below(longer, float(eta[place]))
-        for place in died:
-            bisect.insort(longer, float(eta[place]))
-    pairs, right = (int(one) for one in each.sum(axis=1))
-    shorter: list[float] = []  # eta of the records with their event before
-    for ranked in reversed(together):
-        died = [place for place in ranked if events[place]]
-        for place in died:
-            each[:, place] += len(shorter), 2 * len(shorter) - _below(shorter, float(eta[place]))
-        for place in died:
-            bisect.insort(shorter, float(eta[place]))
-        for place in ranked:
-            if not events[place]:
-                each[:, place] += len(shorter), 2 * len(shorter) - _below(shorter, float(eta[place]))
+    known, rank = np.unique(times, return_inverse=True)
+    died = 2 * rank[events]
+    each = _compared(died, eta[events], 2 * rank + ~events, eta, events)  # p, q
+    if entries is not None:
+        late = 2 * np.searchsorted(known, entries, side="right") - 1  # above the place of an event that is not later
+        each -= _compared(died, eta[events], late, eta, events)
     p, q = each
-    return pairs, right, (int((p * p).sum()), int((p * q).sum()), int((q * q).sum()))
+    return int(p.sum()) // 2, int(q.sum()) // 2, (int((p * p).sum()), int((p * q).sum()), int((q * q).sum()))
+
+
+def _compared(
+    died: Whole, eta_died: Values, places: Whole, eta: Values, events: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.object_]:
+    """Return of each record its pairs of an event and a record at a later place, and twice those in order, [2, m]."""
+    of_events, of_records = np.zeros((2, len(died)), object), np.zeros((2, len(eta)), object)
+    by_event, by_record = np.argsort(died, kind="stable").tolist(), np.argsort(places, kind="stable").tolist()
+    later, waiting = list[float](), by_record.copy()  # eta, ascending
+    for one in reversed(by_event):
+        while waiting and places[waiting[-1]] > died[one]:
+            bisect.insort(later, float(eta[waiting.pop()]))
+        of_events[:, one] = len(later), _below(later, float(eta_died[one]))
+    before, waiting = list[float](), by_event[::-1]
+    for one in by_record:
+        while waiting and died[waiting[-1]] < places[one]:
+            bisect.insort(before, float(eta_died[waiting.pop()]))
+        of_records[:, one] = len(before), 2 * len(before) - _below(before, float(eta[one]))
+    of_records[:, events] += of_events
+    return of_records
 
 
 def _below(ascending: Sequence[float], value: float) -> int:

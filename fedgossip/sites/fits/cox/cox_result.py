@@ -33,7 +33,7 @@ class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float
     risk: int
     """Number of records at risk; records that leave without an event are counted until `design.least` of them have
-    left.
+    left, records that enter from the time at which the first of `design.least` does.
     """
     events: int
     hazard: float
@@ -196,6 +196,7 @@ def _published(d: CoxDesign, likelihood: float | None) -> float | None:
 
 def _unused(state: FittedHazards) -> int | None:
     left = int(state["at_risk"][:, 0].sum() - state["events"].sum())
+    left += int(state["entered"][:, 1:].sum()) if state.layout.late else 0
     unused = state.number("unused")
     return unused if enough(left - unused, state.layout.design.least) else None
 
@@ -250,8 +251,12 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
     published = len(state.ends)
     events = [row[:published] for row in state["events"].astype(int).tolist()]
     at_risk = state["at_risk"].astype(int).tolist()
+    entered = state["entered"].astype(int).tolist() if state.layout.late else [None] * len(at_risk)
     risk = (
-        [reported_risk(there[:published], had, d.least) for there, had in zip(at_risk, events, strict=True)]
+        [
+            reported_risk(there[:published], had, d.least, came and came[:published])
+            for there, had, came in zip(at_risk, events, entered, strict=True)
+        ]
         if published
         else []
     )

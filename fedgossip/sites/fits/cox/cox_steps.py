@@ -53,11 +53,11 @@ def rounds_of(layout: CoxLayout) -> int:
 
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
     sizes = layout.width, layout.strata, layout.reported_times
-    return _shapes_of(*sizes, tied=layout.tied, robust=layout.robust)
+    return _shapes_of(*sizes, tied=layout.tied, robust=layout.robust, late=layout.late)
 
 
 @cache  # of numbers: a design with declared columns has no hash
-def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool) -> Mapping[str, tuple[int, ...]]:
+def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool, late: bool) -> Mapping[str, tuple[int, ...]]:
     single = (
         "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
         "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", *PAIRS,
@@ -68,6 +68,7 @@ def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool) -> Mapping[s
         **dict.fromkeys(("point", "best", "gradient", "silent", "asked_shift", "asked_gradient"), (p,)),
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
+        "entered": (s, k) if late else (0,),
         "spared": (s, k) if tied else (0,),
         **dict.fromkeys(("timed_shift", "timed_gradient"), (p,) if tied else (0,)),
         "means": (s, k, p) if robust else (0,),
@@ -174,9 +175,11 @@ class FittedHazards:
         self["ends"][: len(ends)] = ends
         self._set(told=len(ends), stage=RISK, unused=sum(int(one.events[ends[-1] + 1 :].sum()) for one in strata))
         for stratum, one in enumerate(strata):
-            gone = np.cumsum(one.events + one.censored)[ends]
+            gone, there = np.cumsum(one.events + one.censored)[ends], one.there[1:][ends]
             happened = np.diff(np.cumsum(one.events)[ends], prepend=0)
-            risk = one.records - np.concatenate([[0], gone[:-1]])
+            risk = there - np.concatenate([[0], gone[:-1]])
+            if self.layout.late:
+                self["entered"][stratum, : len(ends)] = np.diff(there, prepend=0)
             self["at_risk"][stratum, : len(ends)] = risk
             self["events"][stratum, : len(ends)] = happened
         self._set(smallest=self._least_between())
@@ -189,8 +192,9 @@ class FittedHazards:
         risk, events = (self[name][:, :published] for name in ("at_risk", "events"))
         found = events[events > 0]
         if self.layout.tied:  # so that none, or `least`, leave without an event between two times
-            gone = risk[:, :-1] - risk[:, 1:] - events[:, :-1]
-            found = np.concatenate([found, gone[gone > 0]])
+            entered = self["entered"][:, 1:published] if self.layout.late else np.zeros((len(risk), published - 1))
+            gone = risk[:, :-1] - risk[:, 1:] - events[:, :-1] + entered
+            found = np.concatenate([found, gone[gone > 0], entered[entered > 0]])
         return int(found.min())
 
     def _take_risk(self, sums: RiskSums, sites: int) -> None:
@@ -257,7 +261,7 @@ class FittedHazards:
         free: tuple[str, ...]
         match self.stage:
             case 0:
-                free = "stage", "told", "unused", "smallest", "sites", "fewest", "ends", "at_risk", "events"
+                free = "stage", "told", "unused", "smallest", "sites", "fewest", "ends", "at_risk", "events", "entered"
                 fits = after.stage in (RISK, OVER) and self._alike(after, free)
             case 1:
                 published = (

@@ -1,7 +1,8 @@
 """The whole numbers that sites sum to fit proportional hazards: only their exact sum is visible.
 
     counts     records of each stratum; events and censorings at each time of the agreed grid, which determine the
-               reported times; if all columns are categories, the same for each combination of categories
+               reported times; if all columns are categories, the same for each combination of categories; with delayed
+               entry also the entries before each time
     risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
     moments    with the resulting hazards: u again, and M
     last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
@@ -28,6 +29,7 @@ from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.cox.cox import RiskSums, Whole, concordance, exact_totals, hazards_of, linear_predictor, real
 from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.glm.glm_sums import PriorColumn
 from fedgossip.sites.fits.survival.survival_sums import counted
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
@@ -79,6 +81,8 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Columns of each source column, if all columns are categories: the categories without the reference."""
     errors: str | msgspec.UnsetType = msgspec.UNSET
     """ROBUST; unset: the model's errors."""
+    entry: PriorColumn | msgspec.UnsetType = msgspec.UNSET
+    """The column with the time of a record's entry, after which it is at risk; unset: all are from the start."""
     suppress: int | msgspec.UnsetType = msgspec.UNSET
     """With `codes`: the smallest number of records of a combination that leave between two reported times."""
 
@@ -89,13 +93,17 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, eq=False)
 class TimedRecords:
-    """m records: scaled columns [p][m], times [m], their grid indices [m], events [m], indices of strata [m]."""
+    """m records: scaled columns [p][m], times [m], their grid indices [m], events [m], indices of strata [m]; times of
+    entry [m], and the grid index of the first later time [m]; None: all records are there from the start.
+    """
 
     columns: Sequence[Values]
     times: Values
     places: Counts
     events: npt.NDArray[np.bool_]
     strata: Whole
+    entries: Values | None = None
+    entered: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,11 @@ class CoxLayout:
     def robust(self) -> bool:
         """Whether sites receive the means of records at risk at the end, for the squares of each record's gradient."""
         return self.design.errors == ROBUST
+
+    @property
+    def late(self) -> bool:
+        """Whether records enter after the start."""
+        return bool(self.design.entry)
 
     @property
     def reported_times(self) -> int:
@@ -149,7 +162,7 @@ class CoxLayout:
         robust += f"{len(self.upper[0])} of products of the records' gradients"
         return (
             f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
-            "censorings",
+            + (f"censorings, and of entries by {d.entry.name}" if d.entry else "censorings"),
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
             "last pairs of records at one site, those in the predicted order, and squares of each record's number",
             *([robust] if self.robust else []),
@@ -158,7 +171,7 @@ class CoxLayout:
     @cached_property
     def numbers(self) -> int:
         """Number of elements of the longest sum."""
-        counts = self.strata * (1 + self.combinations) * (1 + 2 * len(self.design.grid))
+        counts = self.strata * (1 + self.combinations) * (1 + (2 + self.late) * len(self.design.grid))
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
@@ -184,11 +197,11 @@ class CoxLayout:
 
     def counts(self, numbers: Numbers) -> Sequence[TimeCounts]:
         """Return the numbers of records, events and censorings of each stratum, then of its combinations."""
-        times = len(self.design.grid)
+        times, kinds = len(self.design.grid), 2 + self.late
         found = []
         for group in range(self.strata * (1 + self.combinations)):
-            records, *others = numbers[group * (1 + 2 * times) :][: 1 + 2 * times]
-            found.append(TimeCounts(records, np.array(others[:times], np.int64), np.array(others[times:], np.int64)))
+            records, *others = numbers[group * (1 + kinds * times) :][: 1 + kinds * times]
+            found.append(TimeCounts(records, *np.array(others, np.int64).reshape(kinds, times)))
         return found
 
     def risk(self, numbers: Numbers, published: int) -> RiskSums:
@@ -251,8 +264,10 @@ class SiteHazards:
         strata = [r.strata == stratum for stratum in range(self.layout.strata)]
         codes, many = self._combinations(), self.layout.combinations
         for rows in (*strata, *(rows & (codes == one) for rows in strata for one in range(many))):
-            one = counted(len(self.layout.design.grid), r.places[rows], r.events[rows])
+            entered = None if r.entered is None else r.entered[rows]
+            one = counted(len(self.layout.design.grid), r.places[rows], r.events[rows], entered)
             found += [one.records, *one.events.tolist(), *one.censored.tolist()]
+            found += [] if one.entered is None else one.entered.tolist()
         return found
 
     def _combinations(self) -> Whole:
@@ -274,7 +289,7 @@ class SiteHazards:
         r, cells = self.records, self._cells(index, len(ends))
         parts = [self._events(cells, published, len(ends))]
         weighted = [w, *(w * column for column in r.columns)]
-        parts += [self._at_risk(one, cells, had) for one in weighted]
+        parts += [self._at_risk(one, cells, ends, had) for one in weighted]
         parts += [self._of_events(one, cells, published, len(ends)) for one in weighted] if self.layout.tied else []
         return [
             len(r.times),
@@ -288,6 +303,7 @@ class SiteHazards:
         published, index, _, w = self._at(ends, point)
         before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
         share = before[self.records.strata, np.minimum(index + 1, len(ends))]
+        share = share - before[self.records.strata, self._entered(ends)]
         if spared is not None:
             share[published] -= spared[self.records.strata[published], index[published]]
         weight = w * share
@@ -301,11 +317,12 @@ class SiteHazards:
         pairs, right, squares = 0, 0, [0, 0, 0]
         for stratum in range(self.layout.strata):
             rows = r.strata == stratum
-            more, of_them, own = concordance(r.times[rows], r.events[rows], eta[rows])
+            entries = None if r.entries is None else r.entries[rows]
+            more, of_them, own = concordance(r.times[rows], r.events[rows], eta[rows], entries)
             pairs, right, squares = pairs + more, right + of_them, [a + b for a, b in zip(squares, own, strict=True)]
-        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, had)]
+        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, ends, had)]
         parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
-        parts += [self._at_risk(w * one, cells, had) for one in r.columns] if self.layout.robust else []
+        parts += [self._at_risk(w * one, cells, ends, had) for one in r.columns] if self.layout.robust else []
         found = [len(r.times), *self._total(eta[published]), pairs, right, *squares]
         return [*found, *(one for part in parts for one in part)]
 
@@ -319,9 +336,10 @@ class SiteHazards:
         """
         published, index, _, w = self._at(ends, point)
         r, zero = self.records, np.zeros((len(hazard), 1, means.shape[-1]))
+        both = (hazard[..., None] + 0 * means, hazard[..., None] * means)
         until, moved = (
-            np.concatenate([zero, np.cumsum(one, axis=1)], axis=1)[r.strata, np.minimum(index + 1, len(ends))]
-            for one in (hazard[..., None] + 0 * means, hazard[..., None] * means)
+            whole[r.strata, np.minimum(index + 1, len(ends))] - whole[r.strata, self._entered(ends)]
+            for whole in (np.concatenate([zero, np.cumsum(one, axis=1)], axis=1) for one in both)
         )
         x, seen = np.stack(r.columns, axis=-1), means[r.strata, np.minimum(index, len(ends) - 1)]
         return np.asarray(np.where(published[:, None], x - seen, 0.0) - w[:, None] * (x * until - moved))
@@ -331,6 +349,11 @@ class SiteHazards:
         index = np.searchsorted(ends, self.records.places, side="left")
         eta = linear_predictor(self.records.columns, point)
         return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
+
+    def _entered(self, ends: Whole) -> Whole:
+        """Return the first reported time at which each record is at risk, if it is then still there, [m]."""
+        entered = self.records.entered
+        return np.zeros(len(self.records.times), np.int64) if entered is None else np.searchsorted(ends, entered)
 
     def _cells(self, index: Whole, published: int) -> Whole:
         """Return each record's cell by stratum and reported time; the last cell is after the last time."""
@@ -344,16 +367,22 @@ class SiteHazards:
         totals = exact_totals(values[published], cells[published], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
-    def _at_risk(self, values: Values, cells: Whole, had: npt.NDArray[np.bool_]) -> Numbers:
-        """Return the sums over the records at risk at each time that `had` events: per stratum, of it and of later."""
-        times = had.shape[1]
-        totals = exact_totals(values, cells, self.layout.strata * (times + 1))
+    def _at_risk(self, values: Values, cells: Whole, ends: Whole, had: npt.NDArray[np.bool_]) -> Numbers:
+        """Return the sums over the records at risk at each time that `had` events: per stratum, of those who entered
+        before it and leave at it or later.
+        """
+        times = len(ends)
+        leave, enter = (
+            exact_totals(values, of, self.layout.strata * (times + 1))
+            for of in (cells, self._cells(self._entered(ends), times))
+        )
         found = []
-        for begin, events in zip(range(0, len(totals), times + 1), had.tolist(), strict=True):
-            each = sum(totals[begin : begin + times + 1])
-            for total, there in zip(totals[begin : begin + times], events, strict=True):
+        for begin, events in zip(range(0, len(leave), times + 1), had.tolist(), strict=True):
+            each = 0
+            for place, there in enumerate(events, begin):
+                each += enter[place]
                 found.append(each if there else 0)
-                each -= total
+                each -= leave[place]
         return found
 
     def _shift(self, published: npt.NDArray[np.bool_]) -> Numbers:

@@ -58,11 +58,14 @@ class SiteTimes:
     groups: Counts | None = None
 
 
-def counted(length: int, places: Counts, events: npt.NDArray[np.bool_]) -> TimeCounts:
-    """Return the counts of records at their indices in a grid of `length` times; later indices are not counted."""
+def counted(length: int, places: Counts, events: npt.NDArray[np.bool_], entries: Counts | None = None) -> TimeCounts:
+    """Return the counts of records at their indices, and at those of their entries, in a grid of `length` times; later
+    indices are not counted.
+    """
     inside = places < length
-    both = (np.bincount(places[inside & one], minlength=length) for one in (events, ~events))
-    return TimeCounts(len(places), *both)
+    had, left = (np.bincount(places[inside & one], minlength=length) for one in (events, ~events))
+    entered = None if entries is None else np.bincount(entries[entries < length], minlength=length)
+    return TimeCounts(len(places), had, left, entered)
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,21 @@ def places_of(grid: Sequence[float], times: npt.NDArray[np.float64]) -> Counts:
 
 @dataclass(frozen=True, eq=False)
 class TimeCounts:
-    """Numbers of records, and of events and censorings at each time of a grid, [k], of a group."""
+    """Numbers of records, and of events and censorings at each time of a grid, [k], of a group.
+
+    `entered`: how many enter before each time and not before the one before, [k]; None: all are there from the start.
+    """
 
     records: int
     events: Counts
     censored: Counts
+    entered: Counts | None = None
+
+    @property
+    def there(self) -> Counts:
+        """How many have entered before each time, [k + 1]; behind them none."""
+        entered = [self.records, *(0 for _ in self.events[1:])] if self.entered is None else self.entered
+        return np.concatenate([[0], np.cumsum(entered)])
 
     def __sub__(self, other: TimeCounts) -> TimeCounts:
         return TimeCounts(self.records - other.records, self.events - other.events, self.censored - other.censored)
@@ -155,21 +165,28 @@ def ends_of_risk_sets(
     """Return the indices of reported times for sums over all at risk: every event belongs to one of them.
 
     Each has, in each group, no events or `least`; with `apart` (separate sums over events) also no censorings or
-    `least`.  The rest is merged into the last.  Each group `inside` these, which sums distinguish, has no events or
-    `fewest`, and equally for censorings.  Late events are omitted if too few records without an event remain; [] if a
-    group has fewer than `least`, or `fewest`.
+    `least`, and no entries since the time before or `least`.  The rest is merged into the last.  Each group `inside`
+    these, which sums distinguish, has no events or `fewest`, and equally for censorings and entries.  Late events are
+    omitted if too few records without an event remain.  Those not at risk at the first time, or never, are none or
+    `least`, since sums over all records are known.  [] if a group has fewer than `least`, or `fewest`.
     """
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in (*groups, *inside)]
     gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in (*groups, *inside)]
+    there = [one.there for one in (*groups, *inside)]
     rules = [(one, least, apart) for one in groups] + [(one, fewest, True) for one in inside]
 
     def is_reported(begin: int, end: int, *, last: bool = False) -> bool:
         """Whether the indices from `begin` to before `end` can be one reported time."""
-        for (one, many, separate), had, left in zip(rules, events, gone, strict=True):
+        for (one, many, separate), had, left, came in zip(rules, events, gone, there, strict=True):
             if not enough(int(had[end] - had[begin]), many):
                 return False
-            others = one.records - int(had[end]) - int(left[begin]) if last else int(left[end] - left[begin])
+            late = one.records - int(came[end])
+            others = one.records - int(had[end]) - int(left[begin]) - late if last else int(left[end] - left[begin])
             if (separate or last) and not enough(others, many):
+                return False
+            if (separate or last or not begin) and not enough(late, many):
+                return False
+            if separate and begin and not enough(int(came[end] - came[begin]), many):
                 return False
             if last and not enough(one.records - int(had[end]), many):  # all without an event: by the totals
                 return False
@@ -191,11 +208,23 @@ def ends_of_risk_sets(
     return []
 
 
-def reported_risk(risk: Sequence[int], events: Sequence[int], least: int) -> list[int]:
+def reported_risk(
+    risk: Sequence[int], events: Sequence[int], least: int, entered: Sequence[int] | None = None
+) -> list[int]:
     """Return the numbers at risk to report at the times of `ends_of_risk_sets`.
 
-    A record that leaves without an event counts until `least` have left; so does the last such run if fewer remain.
+    A record that leaves without an event counts until `least` have left; so does the last such run if fewer remain.  Of
+    the records `entered` before each time but the first, `least` count from the time at which the first of them does.
     """
+    if entered is not None:
+        came = np.cumsum([0, *entered[1:]])
+        ends = [0]
+        for place in range(1, len(risk)):
+            ends += [place] if came[place] - came[ends[-1]] >= least else []
+        ends[-1] = len(risk) - 1
+        early = came[np.array(ends)[np.searchsorted(ends, range(len(risk)))]]
+        without = reported_risk((np.array(risk) - came + came[-1]).tolist(), events, least)
+        return [int(one) for one in np.array(without) - came[-1] + early]
     found, waiting, run, begin = [risk[0]], 0, 0, 0
     for place in range(1, len(risk)):
         waiting += risk[place - 1] - events[place - 1] - risk[place]
