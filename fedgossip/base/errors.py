@@ -39,13 +39,17 @@ class NotWrittenError(ConfigError):
     """A file of a run could not be written, for example because the disk is full; `path` is unchanged."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        reason = error.strerror or str(error)
         forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
         advice = "Make room there and go on, with --resume; or choose a folder on another disk: --out, or --folder."
         if forbidden:
             advice = "Choose a folder in which you may write, or go on with --resume when you may."
-        super().__init__(f"{path}: not written: {reason}{'' if forbidden else _room(path)}", advice)
+        super().__init__(f"{path}: not written: {reason(error)}{'' if forbidden else _room(path)}", advice)
         self.path = path
+
+
+def reason(error: Exception) -> str:
+    """Return the text of an error; of the operating system's without number and path, which the message has."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def not_writable(path: Path, error: OSError) -> ConfigError:

@@ -15,7 +15,7 @@ import msgspec
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow
 
@@ -202,7 +202,7 @@ def read_forecast(folder: Path, name: str = run_format.FORECAST) -> tuple[RunFor
     except FileNotFoundError:
         return None
     except (OSError, UnreadableError, ValueError) as error:
-        raise ConfigError(f"{path}: no forecast: {error}", "Remove it, or copy the run again.") from None
+        raise ConfigError(f"{path}: no forecast: {reason(error)}", "Remove it, or copy the run again.") from None
     return found, digest_of(content)
 
 

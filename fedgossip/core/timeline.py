@@ -16,7 +16,7 @@ import msgspec
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.run_format import TIMELINE
@@ -294,7 +294,9 @@ def read_timeline(folder: Path) -> Timeline | None:
     except FileNotFoundError:
         return None
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{place}: cannot be read ({error})", "Remove it: the record then gives the bars.") from None
+        raise ConfigError(
+            f"{place}: cannot be read ({reason(error)})", "Remove it: the record then gives the bars."
+        ) from None
     ids = range(found.participants)
     nodes = [one.node for of in (found.bars, found.rounds, found.marks) for one in of]
     nodes += found.counted

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.cells import LARGEST
 from fedgossip.base.decoding import UnreadableError, json_value
-from fedgossip.base.errors import ConfigError, needed
+from fedgossip.base.errors import ConfigError, needed, reason
 from fedgossip.data import images, tables
 from fedgossip.data.dataset import Dataset, whole
 
@@ -197,7 +197,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json_value(outside_files.read_bytes(outside_files.named(path), NAMES_MOST))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", SAVED) from error
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", SAVED) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: not one JSON object", SAVED)
     return value

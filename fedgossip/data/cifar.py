@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.base.untrusted_text import line
 from fedgossip.data.dataset import Dataset
 
@@ -73,7 +73,7 @@ def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
                 with outside_files.open_file(outside_files.named(file), outside_files.LARGE) as opened:
                     yield name, opened.read(LARGEST + 1)
             except OSError as error:
-                raise ConfigError(f"{file}: cannot be read: {error}", AGAIN) from error
+                raise ConfigError(f"{file}: cannot be read: {reason(error)}", AGAIN) from error
 
 
 _UNPACKED: dict[bytes, Callable[[BinaryIO], Any]] = {

@@ -317,10 +317,31 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
 def _load(
     source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str, *, standard: bool
 ) -> Dataset:
+    if _is_function(source):
+        return made_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
+    one, place, options = _located(source, base)
+    if standard and "scale" in one.options:
+        options["scale"] = "standard"
+    kind = source.partition(":")[0]
+    given = {"kind": kind, "options": options, "task": task, "buckets": buckets, "like": like}
+    names = () if like is None else like.class_names
+    return _read(one, {**given, "path": place, "class_names": names})
+
+
+def check_there(source: str) -> None:
+    """Raise ConfigError for an unknown source or option, and for a file that does not exist; nothing is read."""
+    if not _is_function(source):
+        _located(source, None)
+
+
+def _is_function(source: str) -> bool:
+    return source.partition(":")[0] not in SOURCES and custom.is_function(source)
+
+
+def _located(source: str, base: Path | None) -> tuple[DataSource, Path | None, dict[str, str]]:
+    """Return the kind of a source, its path and its options."""
     kind, colon, rest = source.partition(":")
     if kind not in SOURCES:
-        if custom.is_function(source):
-            return made_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
         advice = nearest(kind, [*SOURCES, "module:function"])
         if table := kind_of(source.partition("?")[0]):
             advice = f"Of a file, say its kind: {table}:{source}{'' if 'label=' in source else '?label=COLUMN'}"
@@ -328,17 +349,13 @@ def _load(
     one = SOURCES[kind]
     path, _, query = rest.partition("?")
     options = _options(source, query, one.options)
-    if standard and "scale" in one.options:
-        options["scale"] = "standard"
     if one.place == NOTHING and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
     if one.place not in (NOTHING, USUAL_FOLDER) and not path:
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
     path = database_path(path) if kind == SQL else path
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
-    given = {"kind": kind, "options": options, "task": task, "buckets": buckets, "like": like}
-    names = () if like is None else like.class_names
-    return _read(one, {**given, "path": _checked(one, place), "class_names": names})
+    return one, _checked(one, place), options
 
 
 def _read(source: DataSource, given: Mapping[str, Any]) -> Dataset:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.data.dataset import Dataset
 
 VARIABLE = "FEDGOSSIP_DATA"
@@ -141,7 +141,7 @@ def _bytes(path: Path) -> bytes:
         with outside_files.open_file(path, _LARGEST) as packed, gzip.open(packed) as file:
             raw = file.read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Fetch the file again.") from error
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Fetch the file again.") from error
     if len(raw) > _LARGEST:
         raise ConfigError(f"{path}: holds more than {_LARGEST} bytes", "Is this the right file?")
     return raw

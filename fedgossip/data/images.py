@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError, nearest, needed
+from fedgossip.base.errors import ConfigError, nearest, needed, reason
 from fedgossip.data.dataset import Dataset, whole
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
@@ -105,7 +105,7 @@ def _folders(place: Path) -> list[Path]:
         return sorted(one for one in place.iterdir() if one.is_dir() and not one.name.startswith("."))
     except OSError as error:
         advice = "Name a folder that holds a folder for each class."
-        raise ConfigError(f"{place}: cannot be read: {error}", advice) from None
+        raise ConfigError(f"{place}: cannot be read: {reason(error)}", advice) from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.data.dataset import Dataset
 
 SHAPE = (1, 28, 28)
@@ -80,7 +80,7 @@ def _content(file: Path, decoder: msgspec.json.Decoder[LeafFile]) -> LeafFile:
     try:
         return from_json(decoder, outside_files.read_bytes(outside_files.named(file), LARGEST))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{file}: not a file of LEAF: {error}", AGAIN) from error
+        raise ConfigError(f"{file}: not a file of LEAF: {reason(error)}", AGAIN) from error
 
 
 def _check(file: Path, name: str, user: LeafUser) -> None:

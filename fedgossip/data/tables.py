@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, is_number, like_names, missing_labels, shown
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, nearest, reason
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
@@ -245,7 +245,9 @@ def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
                 raise ConfigError(f"{path}: no array {name!r}, only {there}", "Save x=, y= and groups=.")
         return from_arrays(str(path), arrays["x"], arrays["y"], arrays.get("groups"), task)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
+        raise ConfigError(
+            f"{path}: not an npz archive of arrays: {reason(error)}", "Write it with numpy.savez."
+        ) from error
 
 
 def _column(path: Path, header: Sequence[str], name: str) -> int:

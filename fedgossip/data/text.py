@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.data.dataset import Dataset, whole
 from fedgossip.data.ragged import IGNORED, USUAL_BUCKETS, Ragged, check_buckets
 
@@ -61,7 +61,7 @@ def _speeches(path: Path) -> dict[str, str]:
     try:
         text = outside_files.read_text(outside_files.named(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "It is text in UTF-8.") from error
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "It is text in UTF-8.") from error
     spoken: dict[str, list[str]] = {}
     for who, words in _SPEECH.findall(text):
         spoken.setdefault(who, []).append(words)

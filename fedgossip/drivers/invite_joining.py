@@ -37,7 +37,7 @@ import msgspec
 from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, make
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, PeerError
+from fedgossip.base.errors import ConfigError, PeerError, reason
 from fedgossip.base.version import __version__
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
@@ -103,6 +103,7 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
     Raises ConfigError, also for a folder prepared by another user.
     """
     given = Identity.load(key) if key else None
+    _check_no_run(base)
     path = base / invitation.mark
     claim(path)
     key = key or path / run_format.PEER_KEY
@@ -283,6 +284,7 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
     if not 2 <= seats.count <= INVITED_MAX:
         text = f"{seats.count} that take part"
         raise ConfigError(text, f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
+    _check_no_run(folder)
     owner_files.made(folder)
     organiser = _identity(folder / ORGANISER_KEY)
     number = 1
@@ -297,6 +299,12 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
     made = Hosted(place, organiser, peer, Party(new_secret(), expires, seats), experiment, ports)
     made.keep(made.party)
     return made
+
+
+def _check_no_run(folder: Path) -> None:
+    if any((folder / name).exists() for name in (run_format.SUMMARY, run_format.INCOMPLETE)):
+        text = f"{folder}: a run is in this folder, and keys are kept apart from results"
+        raise ConfigError(text, "Name another folder with --folder; each invite has its own in it.")
 
 
 def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
@@ -351,7 +359,7 @@ def _read(path: Path) -> _Invite | None:
     try:
         return from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{path}: {error}", "Remove its folder, or name another one with --folder.") from None
+        raise ConfigError(f"{path}: {reason(error)}", "Remove its folder, or name another one with --folder.") from None
 
 
 def _party(invite: _Invite) -> Party:

@@ -28,7 +28,7 @@ import tomli_w
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
-from fedgossip.base.errors import ConfigError, NotWrittenError, PeerError
+from fedgossip.base.errors import ConfigError, NotWrittenError, PeerError, reason
 from fedgossip.base.untrusted_text import line
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
@@ -213,7 +213,9 @@ def _text_of(path: Path) -> str:
     try:
         text = outside_files.read_text(outside_files.named(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Name a graph's file in topology.graph.") from None
+        raise ConfigError(
+            f"{path}: cannot be read: {reason(error)}", "Name a graph's file in topology.graph."
+        ) from None
     if (size := len(text.encode())) > GRAPH_LETTERS:
         raise ConfigError(f"{path}: {size} letters; {GRAPH_LETTERS} can travel", "Name a family of graphs.")
     return text
@@ -356,7 +358,7 @@ def agreed_here(folder: Path) -> str:
     try:
         return outside_files.read_text(path).partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Put it back, or ask for a new invite.") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Put it back, or ask for a new invite.") from None
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:
@@ -437,7 +439,7 @@ def own_model(folder: Path, model: str) -> str:
     try:
         before = outside_files.read_text(path) if path.exists() else model
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Put it back, or ask for a new invite.") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Put it back, or ask for a new invite.") from None
     if model and model != before:
         text = f"--model {model}: this invite was accepted with {before or 'the model that the experiment names'}"
         raise ConfigError(text, "Leave --model out to go on, or join with a new invite.")

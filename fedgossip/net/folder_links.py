@@ -36,7 +36,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError, reason
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
@@ -205,7 +205,9 @@ class FolderLinks(Wakeable):
         except FileNotFoundError:
             self._state = FolderState(secrets.token_bytes(32).hex())
         except (OSError, UnreadableError) as error:
-            raise ConfigError(f"{self._state_path}: cannot be read: {error}", "Put a good copy there.") from None
+            raise ConfigError(
+                f"{self._state_path}: cannot be read: {reason(error)}", "Put a good copy there."
+            ) from None
 
     def _check_begun(self, process: bytes) -> None:
         for pair in self._pairs.values():

@@ -13,7 +13,7 @@ import msgspec
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json, from_toml
-from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, reason
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Hello
@@ -235,7 +235,7 @@ def final_vector(folder: Path) -> Vector | None:
     try:
         vector: Vector = frozen(load(outside_files.read_bytes(path, outside_files.LARGE))["vector"])
     except (OSError, SafetensorError, KeyError) as error:
-        raise ConfigError(f"{path}: not a peer's vector: {error}", "Copy the folder again.") from None
+        raise ConfigError(f"{path}: not a peer's vector: {reason(error)}", "Copy the folder again.") from None
     return vector
 
 

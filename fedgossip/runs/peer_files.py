@@ -16,7 +16,15 @@ import numpy as np
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError, ResumeError, not_writable
+from fedgossip.base.errors import (
+    BudgetError,
+    ConfigError,
+    FedgossipError,
+    NotWrittenError,
+    ResumeError,
+    not_writable,
+    reason,
+)
 from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import run_format
@@ -266,6 +274,6 @@ def take_up(best: BestSoFar | None, folder: Path) -> Vector | None:
         best.round, best.value = int(found["round"][0]), float(found["score"][0])
         vector: Vector = frozen(found["vector"])
     except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
-        text = f"{path}: not the best model of a run: {error!r}"
+        text = f"{path}: not the best model of a run: {reason(error)}"
         raise ResumeError(text, "Remove it: the best of the rounds that are left is kept then.") from None
     return vector

@@ -15,6 +15,8 @@ from fedgossip.cli import _of_disk
 from fedgossip.data import custom, data, partitions
 from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment
+from fedgossip.net.identity import Identity
+from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
 
 
@@ -422,3 +424,58 @@ def test_a_certificate_of_a_relay_that_listens_at_no_wss_is_refused(tmp_path: Pa
 def test_options_of_processes_are_refused_of_simulated_loops(tmp_path: Path, option: str) -> None:
     out = typed(["launch", "-n", "2", "--simulate", option, "2", "train.py"], tmp_path)
     assert out.code == 2 and f"--simulate and {option}" in out.errors[0] and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["launch", "-n", "2", "t.csv"], "t.csv: by its name no script of Python"),
+        (["launch", "-n", "2", "--simulate", "t.csv"], "t.csv: by its name no script of Python"),
+        (["step", "nowhere"], "nowhere: no participant of a run by folder (No such file or directory)"),
+        (["pilot", "host", "e.toml", "--answers", "nowhere"], "nowhere: no answers: No such file or directory"),
+        (["keys", "own", "nowhere"], "nowhere: nothing is there"),
+        (["runs", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_a_path_that_is_wrong_is_named_without_the_system_s_number(
+    tmp_path: Path, command: list[str], words: str
+) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "e.toml").write_text("[coordinator]\nclients = 3\n")
+    said = typed(command, tmp_path)
+    assert said.code == 2 and said.errors == [f"error: {words}"], said
+
+
+def test_the_usual_folder_of_runs_may_be_absent(tmp_path: Path) -> None:
+    assert typed(["runs"], tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (["join", "--data", "csv:mine.csv?label=y"], "there is no file"),
+        (["join", "--data", "csw:mine.csv?label=y"], "unknown data source"),
+        (["join", "--script", "mine.py --fast"], "mine.py: no such file"),
+        (["join", "--script", "run"], "run: is a folder"),
+        (["pilot", "join", "--data", "mine.csv"], "mine.csv: no such file"),
+    ],
+)
+def test_what_is_wrong_on_this_machine_is_refused_before_the_organiser_is_called(
+    tmp_path: Path, how: list[str], words: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    invite = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 2**32 - 1))
+    said = typed([*how, invite], tmp_path)
+    assert said.code == 2 and words in said.err and "Calling" not in said.err, said
+    assert not (tmp_path / "joined").exists()
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("mark", ["summary.json", "INCOMPLETE"])
+def test_keys_of_an_invite_are_not_made_in_the_folder_of_a_run(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "e.toml").write_text(f'{RING}[train]\ndevice = "cpu"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / mark).touch()
+    said = typed(["host", "e.toml", "--folder", "run"], tmp_path)
+    assert said.code == 2 and "run: a run is in this folder" in said.err, said
+    assert [one.name for one in (tmp_path / "run").iterdir()] == [mark]

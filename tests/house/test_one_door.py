@@ -353,3 +353,26 @@ def test_no_path_stands_in_a_printed_command_as_it_is_called() -> None:
     ]
     assert found == []
     assert quoted("a; rm -r 'b'") == "'a; rm -r '\"'\"'b'\"'\"''"
+
+
+def test_no_message_has_an_error_of_the_system_with_its_number_and_path() -> None:
+    """ "[Errno 2] No such file or directory: 'a/b'": `errors.reason` has the words alone."""
+    raw = []
+    for path in FILES:
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+                continue
+            if "OSError" not in {one.id for one in ast.walk(handler.type) if isinstance(one, ast.Name)}:
+                continue
+            shown = [one for one in ast.walk(handler) if isinstance(one, ast.FormattedValue)]
+            bare = [
+                one.value.args[0] if isinstance(one.value, ast.Call) and one.value.args else one.value for one in shown
+            ]
+            calls = [getattr(one.value, "func", None) for one in shown]
+            raw += [
+                f"{path.relative_to(PACKAGE)}, line {one.lineno}"
+                for one, value, call in zip(shown, bare, calls, strict=True)
+                if isinstance(value, ast.Name) and value.id == handler.name and getattr(call, "id", "") != "reason"
+            ]
+    raw = [one for one in raw if not one.startswith(("net/hub/", "net/links/mesh"))]  # errors of ours, with a reason
+    assert not raw, f"write reason(error): {raw}"

@@ -235,7 +235,7 @@ def keep_experiment(plan: Plan, folder: Path) -> Path:
 def invite_text(invite: tuple[str, ...]) -> str:
     """Return the text of an invite, read from a file or standard input if these are given.  Raises ConfigError."""
     from fedgossip.base import outside_files
-    from fedgossip.base.errors import ConfigError
+    from fedgossip.base.errors import ConfigError, reason
     from fedgossip.net.invites.invitation import LETTERS_MAX, PREFIX
 
     text = "".join(invite)
@@ -247,7 +247,9 @@ def invite_text(invite: tuple[str, ...]) -> str:
     try:
         return outside_files.read_text(outside_files.named(path), LETTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
+        raise ConfigError(
+            f"{path}: no invite can be read from it: {reason(error)}", "Write its text into a file."
+        ) from None
 
 
 def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
@@ -260,9 +262,16 @@ def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
             raise ConfigError("this run is of no loops: it trains by itself", "Leave --script out.")
         advice = "Name yours: --script train.py; it takes part by fedgossip.join(model, optimizer)."
         raise ConfigError("each participant has a training loop of its own in this run", advice)
-    if script and not Path(script[0]).is_file():
-        raise ConfigError(f"{script[0]}: no such file", "Name a script that calls fedgossip.join with --script.")
+    check_script(words)
     return script
+
+
+def check_script(words: str) -> None:
+    """Raise ConfigError where the named script, if any, is none."""
+    from fedgossip.drivers.loops.scripts import Command
+
+    if script := shlex.split(words):
+        Command(Path(script[0])).checked()
 
 
 def command_line() -> str:

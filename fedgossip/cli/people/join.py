@@ -15,7 +15,7 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.people.invited import InvitedSeat, invite_text, keep_experiment, script_of
+from fedgossip.cli.people.invited import InvitedSeat, check_script, invite_text, keep_experiment, script_of
 from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.run.participant import folder_options, web_options
 from fedgossip.cli.sites.approval import approved_to_join
@@ -122,6 +122,7 @@ def join(
     after an interruption.  An invite to a folder needs --links folder:DIR, with the folder's path on this machine.
     """
     from fedgossip.base.errors import NetworkError
+    from fedgossip.data.data import check_there
     from fedgossip.drivers import invite_joining, proposals
     from fedgossip.net.invites.invitation import read
     from fedgossip.net.invites.invite_folder import AwaitedError
@@ -129,6 +130,9 @@ def join(
 
     if not invite:
         return _list()
+    check_script(script)  # faults on this machine are refused before the organiser is called
+    if data:
+        check_there(data)
     invitation = read(invite_text(invite))
     _check_carrier(invitation, carrier, address, port)
     place = invite_joining.folder_of(folder, invitation, key)

@@ -156,6 +156,8 @@ def own(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             kept_keys.adopt(path)
         else:
+            if not path.exists():
+                raise ConfigError(f"{path}: nothing is there", "Name a key, a policy, or the folder of an invite.")
             text = outside_files.read_text(path)
             is_key = "secret" in from_toml(text)
             if is_key:

@@ -224,11 +224,14 @@ def join(
     The proposed pilot is shown first; nothing of it runs, or is written, before you agree, and no number of your table
     leaves before you have approved its plan.
     """
+    from fedgossip.base.errors import ConfigError
     from fedgossip.drivers import invite_joining
     from fedgossip.experiment import load_experiment
     from fedgossip.net.invites.invitation import read
 
     given, invitation = read_answers(answers), read(invite_text(invite))
+    if data and not data.is_file():  # refused before the coordinator is called
+        raise ConfigError(f"{data}: no such file", "Name this site's own table.")
     place = invite_joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
         if (walk := _joined(stack, invitation, place, data, given)) is None:
@@ -322,8 +325,6 @@ def _check_table(experiment: Experiment, data: Path | None) -> None:
             raise ConfigError("the data of this pilot are its own, shared out by its seed", "Leave --data out.")
     elif data is None:
         raise ConfigError("each site brings its own table to this pilot", "Name yours: --data FILE")
-    elif not data.is_file():
-        raise ConfigError(f"{data}: no such file", "Name this site's own table.")
 
 
 def _link(experiment: Experiment, node: int, data: Path | None) -> None:

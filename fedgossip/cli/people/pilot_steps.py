@@ -28,7 +28,7 @@ import msgspec
 from fedgossip.audit.log import AuditLog
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
-from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.base.errors import ConfigError, FedgossipError, reason
 from fedgossip.base.untrusted_text import line
 from fedgossip.cli.people.invited import command_line
 from fedgossip.cli.text import echo
@@ -221,7 +221,7 @@ def read_answers(path: Path | None) -> Mapping[str, str]:
     try:
         return msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), dict[str, str])
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: no answers: {line(error)}", advice) from None
+        raise ConfigError(f"{path}: no answers: {line(reason(error))}", advice) from None
 
 
 @dataclass(frozen=True)

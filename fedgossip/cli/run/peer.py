@@ -434,7 +434,7 @@ def _command_in(run: Path) -> tuple[list[str], str]:
 
     from fedgossip.base import outside_files
     from fedgossip.base.decoding import UnreadableError, json_value
-    from fedgossip.base.errors import ConfigError
+    from fedgossip.base.errors import ConfigError, reason
     from fedgossip.base.owner_files import is_mark
 
     try:
@@ -442,7 +442,7 @@ def _command_in(run: Path) -> tuple[list[str], str]:
         words, place = [str(word) for word in content["words"]], str(content["in"])
         mark = str(content.get("mark", ""))
     except (OSError, UnreadableError, ValueError, KeyError, TypeError) as error:
-        text = f"{run}: no participant of a run by folder ({error})"
+        text = f"{run}: no participant of a run by folder ({reason(error)})"
         raise ConfigError(text, "Name the folder that --out gave, of a command with --links folder:DIR.") from None
     if words[:1] not in ([one] for one in _COMMANDS):
         raise ConfigError(f"{run / STEP}: {' '.join(words[:1])!r} is no participant", "Put a good copy there.")

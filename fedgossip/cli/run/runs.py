@@ -30,6 +30,8 @@ def runs(folder: Path | None, as_json: bool) -> None:
     """List the runs in FOLDER; without it, those in runs/, hosting/ and joined/."""
     from fedgossip.report.watch.places import SEARCHED
 
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder", "Name the folder that holds your runs.")
     searched = SEARCHED if folder is None else (folder,)
     found = [run for base in searched for run in _found(base)]
     if as_json:

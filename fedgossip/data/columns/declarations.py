@@ -36,7 +36,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shown
 from fedgossip.base.decoding import from_toml
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 
 DAY, SINCE = "%Y-%m-%d", "1970-01-01"
 """The day 0 of dates."""
@@ -331,7 +331,9 @@ def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredC
     try:
         keys = from_toml(outside_files.read_text(outside_files.named(own)))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{own}: cannot be read: {error}", "It has [file] and [columns.NAME], as TOML.") from None
+        raise ConfigError(
+            f"{own}: cannot be read: {reason(error)}", "It has [file] and [columns.NAME], as TOML."
+        ) from None
     if strangers := sorted(keys.keys() - {"file", "columns"}):
         raise ConfigError(f"{own}: unknown key {strangers[0]!r}", "It has [file] and [columns.NAME].")
     for name in ("file", "columns"):

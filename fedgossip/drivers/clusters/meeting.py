@@ -27,7 +27,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.base.errors import ConfigError, NotWrittenError, reason
 from fedgossip.core.run_format import ENDPOINTS, JOB, STOP
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.run_directory import write_whole
@@ -53,7 +53,7 @@ def read_job(folder: Path) -> PlacedJob:
         return from_json(_JOB, outside_files.read_bytes(folder / JOB))
     except (OSError, UnreadableError) as error:
         advice = "Place runs in a folder that all nodes see, with --out."
-        raise ConfigError(f"{folder / JOB}: {error}", advice) from None
+        raise ConfigError(f"{folder / JOB}: {reason(error)}", advice) from None
 
 
 def write_job(folder: Path, job: PlacedJob) -> None:

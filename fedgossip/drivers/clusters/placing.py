@@ -18,7 +18,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError, reason
 from fedgossip.core import run_format
 from fedgossip.core.records import Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT
@@ -112,7 +112,7 @@ def saved_resources(run: Path) -> Resources:
     try:
         placed = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
-        raise ResumeError(f"{path}: {error}", advice) from None
+        raise ResumeError(f"{path}: {reason(error)}", advice) from None
     # A cluster chosen by somebody else would receive the run, and answer with pickles; a partition's name with a line
     # break would be a line of the job's script.
     if not owner_files.is_mark(placed.mark, msgspec.json.encode(placed.resources)):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.run_format import LOOP, LOOP_FIRST
@@ -147,7 +147,7 @@ def _read(path: Path) -> LoopModel:
     try:
         return from_json(msgspec.json.Decoder(LoopModel), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Start the run in a new folder.") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Start the run in a new folder.") from None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files, owner_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
+from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError, reason
 from fedgossip.base.kernels import PYTHON
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
@@ -59,10 +59,13 @@ class Command:
         return [*python, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
-        """Return this command.  Raises ConfigError for a script that does not exist."""
+        """Return this command.  Raises ConfigError for a script that does not exist, and for a file of another kind."""
         if not self.script.is_file():
             what = "is a folder" if self.script.is_dir() else "no such file"
             raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
+        if self.script.suffix not in ("", ".py", ".pyw"):
+            text = f"{self.script}: by its name no script of Python"
+            raise ConfigError(text, "Give a script that calls fedgossip.join; its arguments follow it.")
         return self
 
     def keep(self, run: Path) -> None:
@@ -86,7 +89,7 @@ def kept_command(run: Path, portable: bool = False) -> Command:
         kept = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         advice = "Give the folder of a launched run; of others: fedgossip run --resume."
-        raise ResumeError(f"{path}: cannot be read: {error}", advice) from None
+        raise ResumeError(f"{path}: cannot be read: {reason(error)}", advice) from None
     folder = Path(kept.folder)
     if not folder.is_dir():
         raise ResumeError(f"{folder}: no such folder: the scripts ran there", f"Make it, or change it in {path}.")

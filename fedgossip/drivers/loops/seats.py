@@ -17,7 +17,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError, reason
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.experiment import load_experiment
@@ -75,7 +75,7 @@ def read_seat(path: Path) -> SeatFile:
         return from_json(msgspec.json.Decoder(SeatFile), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         advice = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
-        raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", advice) from None
+        raise ConfigError(f"{path}: not what fedgossip launch wrote: {reason(error)}", advice) from None
 
 
 def stopped_by_launcher() -> NetworkError:
@@ -165,7 +165,7 @@ def invited() -> InvitedFile | None:
     try:
         return from_json(msgspec.json.Decoder(InvitedFile), outside_files.read_bytes(Path(path)))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "Type the command of the invite again.") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Type the command of the invite again.") from None
 
 
 def seating_of(seat_file: InvitedFile) -> LoopSeating:

@@ -31,7 +31,7 @@ import tomli_w
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.base.limits import limits_of
 from fedgossip.core import run_format
 from fedgossip.core.records import Row
@@ -340,7 +340,9 @@ def work(folder: Path, until: float, stopped: Stopped) -> Iterator[str]:
     try:
         listed = from_json(_LISTED, outside_files.read_bytes(folder / ASKED / LIST))
     except (OSError, UnreadableError) as error:
-        raise ConfigError(f"{folder / ASKED / LIST}: {error}", "fedgossip compare --backend makes it.") from None
+        raise ConfigError(
+            f"{folder / ASKED / LIST}: {reason(error)}", "fedgossip compare --backend makes it."
+        ) from None
     names = listed.names
     while not stopped() and (names := [name for name in names if outcome_in(folder / name) is None]):
         some = False

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgossip.base.errors import ConfigError, NotWrittenError, needed
+from fedgossip.base.errors import ConfigError, NotWrittenError, needed, reason
 from fedgossip.base.vectors import add
 from fedgossip.core.task import Job, WholeModel
 from fedgossip.data.dataset import Dataset
@@ -255,7 +255,7 @@ def write(model: LoadedModel, folder: Path, score: dict[str, Any]) -> None:
     try:
         write_model(folder, WholeModel(tensors, about), write_whole)
     except (OSError, NotWrittenError) as error:
-        raise ConfigError(f"{folder}: cannot be written: {error}", "Name another folder with --out.") from None
+        raise ConfigError(f"{folder}: cannot be written: {reason(error)}", "Name another folder with --out.") from None
 
 
 def accuracy(model: LoadedModel, examples: Dataset) -> float:

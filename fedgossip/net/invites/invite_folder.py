@@ -24,7 +24,7 @@ from pathlib import Path
 from zmq.utils import z85
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError, reason
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.core.messages import FILE_PART, AnyMessage, Enrol, Gathering, Invitations, Invited, TurnedAway
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError
@@ -288,7 +288,7 @@ class FolderClient:
                 if found := self._reader.take(MESSAGE, number):
                     return self._took(number, found[0].data, _reply_in(found[1]))
             except (OSError, FrameError) as error:
-                cause = f": {error}"
+                cause = f": {reason(error)}"
             if not self._poll_seconds:
                 raise AwaitedError(f"waiting for the organiser to be at {self.root}{cause}")
             if time.monotonic() > until:

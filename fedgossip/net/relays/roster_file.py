@@ -33,7 +33,7 @@ from zmq.utils import z85
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, PeerError
+from fedgossip.base.errors import ConfigError, PeerError, reason
 from fedgossip.core.run_format import INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.net.endpoints import public_keys
 from fedgossip.net.identity import Identity, check_public, raw
@@ -94,7 +94,7 @@ def _of_folder(folder: Path) -> Allowed:
         party = from_json(_PARTY, outside_files.read_bytes(folder / INVITE))
     except (OSError, UnreadableError) as error:
         advice = "Name the folder of one run of `fedgossip host`, such as hosting/lan, or a file of keys."
-        raise ConfigError(f"{folder / INVITE}: cannot be read: {error}", advice) from None
+        raise ConfigError(f"{folder / INVITE}: cannot be read: {reason(error)}", advice) from None
     organiser = raw(Identity.load(folder.parent / ORGANISER_KEY).public)
     keys = [Identity.load(folder / PEER_KEY).public, *(guest.key for guest in party.guests)]
     return Allowed(frozenset({organiser, *map(raw, keys)}), frozenset({organiser}))

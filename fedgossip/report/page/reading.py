@@ -14,7 +14,7 @@ import msgspec
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, json_value
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, reason
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.core.forecasts import RunForecast, read_forecast
@@ -461,7 +461,7 @@ def _summary(path: Path) -> Summary:
             advice = _OF_ONE
         raise ConfigError(f"{place}: there is no such file.", advice) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
+        raise ConfigError(f"{place}: cannot be read as JSON ({reason(error)}).", _RUN_AGAIN) from None
     summary = _convert(renamed(record), Summary, place)
     _check_sizes(summary, place)
     if not summary.led:
