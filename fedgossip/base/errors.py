@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 PARTIAL_EXIT = 9
@@ -168,9 +169,23 @@ EXIT_CODES: Mapping[int, ExitCode] = {
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'X'?" with the known word nearest to `word`, or the list of known words."""
-    words = sorted(known)
+    words = sorted(set(known))
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(words)}."
+
+
+def place_of(error: BaseException) -> str:
+    """Return " (mine.py, line 3)", the last executed line of the user's code; "" without one."""
+    mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
+    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
+
+
+def _own(file: str) -> bool:
+    """Return whether a file is the user's: not of an installed package, this one, or Python."""
+    path = Path(file)
+    if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(one) for one in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
 def needed(module: str, extra: str, what: str, otherwise: str = "") -> Any:

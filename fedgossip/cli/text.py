@@ -70,6 +70,16 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+class Group(click.Group):
+    """A group whose help has the first sentence of each command in full; click cuts it to a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(1000)) for name in self.list_commands(ctx)]
+            )
+
+
 def wrapped(rows: Iterable[tuple[str, str]], width: int) -> str:
     """Return (name, sentences) as two columns; the second is wrapped, so that no line is longer than `width`."""
     rows = list(rows)

@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 import importlib
 import importlib.util
-import os
 import sys
 import sysconfig
 import typing
@@ -26,13 +25,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any, ClassVar
 
 import msgspec
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.errors import ConfigError, TrainingError, nearest, place_of
 from fedgossip.base.limits import OWN_NAME, CalledWith, check_call
 
 _CLOSED: ContextVar[str] = ContextVar("closed", default="")
@@ -118,20 +116,6 @@ def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named:
         return wanted(*arguments, **named)
     except (Exception, SystemExit) as error:  # sys.exit(0) would end the command as if it had done its work
         raise TrainingError(f"{name} raised {error!r}{place_of(error)}", SEE_WHERE) from error
-
-
-def place_of(error: BaseException) -> str:
-    """Return " (mine.py, line 3)", the last executed line of the user's code; "" without one."""
-    mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
-    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
-
-
-def _own(file: str) -> bool:
-    """Return whether a file is the user's: not of an installed package, this one, or Python."""
-    path = Path(file)
-    if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    return not any(path.is_relative_to(one) for one in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
 @contextmanager

@@ -189,11 +189,17 @@ def _read(path: Path) -> dict[str, Any]:
         return from_toml(text)
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ConfigError(f"{path}: {reason}", "fedgossip init digits  makes one to start from.") from None
+        raise ConfigError(f"{path}: {reason}", _instead(path)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", "A file of TOML is text in UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, text, str(error)) from None
+
+
+def _instead(path: Path) -> str:
+    """Return which experiment may be meant by a path where none can be read."""
+    beside = [one.name for one in (path if path.is_dir() else path.parent).glob("*.toml")]
+    return nearest(path.name, beside) if 0 < len(beside) < 20 else "fedgossip init digits  makes one to start from."
 
 
 def _not_toml(path: Path, content: str, text: str) -> ConfigError:

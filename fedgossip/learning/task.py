@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError, place_of
 from fedgossip.base.vectors import Vector, add
 from fedgossip.core.machine import NodeId, Produced, Report
 from fedgossip.core.metrics import ResidentModels
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import Job, Segment, StackTraining, Update, WholeModel, first_wrong
-from fedgossip.data.custom import place_of
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.data.objectives import Objective, objective_of
 from fedgossip.data.partitions import DrawExamples

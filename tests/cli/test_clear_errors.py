@@ -71,6 +71,17 @@ def test_what_is_written_otherwise_than_meant_is_named(text: str, said: str, adv
     assert said in str(error) and advice in error.advice, (str(error), error.advice)
 
 
+def test_a_mistyped_experiment_is_answered_by_those_beside_it(tmp_path: Path) -> None:
+    for wrong, advice in (("experiment.tml", "init digits"), ("experiment.tml", "Did you mean 'experiment.toml'?")):
+        with pytest.raises(ConfigError, match="no such file") as refused:
+            load_experiment(tmp_path / wrong)
+        assert advice in refused.value.advice
+        (tmp_path / "experiment.toml").write_text(RING)
+    with pytest.raises(ConfigError, match="a directory") as refused:
+        load_experiment(tmp_path)
+    assert "experiment.toml" in refused.value.advice
+
+
 def test_a_script_in_place_of_an_experiment_is_named_with_the_command_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text("import fedgossip\n")
     with pytest.raises(ConfigError, match="a script, no experiment file") as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from commands import COMMAND, experiment, typed
 
@@ -82,6 +84,13 @@ PRINTING = [
 ]  # fmt: skip
 PRINTING += [[name, "--help"] for name in COMMANDS if name not in {words[0] for words in PRINTING}]
 """A line of each command; each prints something, some an error."""
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_group_has_whole_sentences(name: str) -> None:
+    command: click.Command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+    listed = command.get_help(click.Context(command, info_name=name)).partition("Commands:")[2]
+    assert "..." not in listed
 
 
 @pytest.fixture(scope="module")

@@ -391,6 +391,17 @@ def test_a_site_hears_alone_that_no_sum_can_hold_its_numbers(
     assert said.code == 2 and "column 'marker' has numbers beyond 2^40" in said.err
 
 
+def test_categories_do_not_widen_the_columns_of_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed(tmp_path)
+    said = in_process(["data", "describe", "federated.toml", "--id", "1"], tmp_path, monkeypatch, capsys)
+    head, *rows = said.out.splitlines()[1:]
+    assert head.split()[-3:] == ["least", "most", "categories"]
+    (ward,) = (row for row in rows if row.startswith("ward"))
+    assert ward.index(": ") > head.index("categories")
+
+
 def test_a_column_with_one_value_everywhere_is_said_and_divided_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -623,6 +634,7 @@ def test_over_encrypted_links_all_write_one_file_and_nothing_shows_a_site(tmp_pa
     said = [finish(one) for one in running]
     assert [one.code for one in said[:2]] == [0, 0], said
     assert said[2].code == 2 and "'unheard-of' is no category that was agreed on" in said[2].err
+    assert "&drop=ward leaves the column out" in said[2].err
     files = {(machines[node] / "agreed.json").read_bytes() for node in (0, 1, 3, 4, 5)}
     assert len(files) == 1 and not (machines[2] / "agreed.json").exists()
     told = msgspec.json.decode(files.pop(), type=AgreedTable)

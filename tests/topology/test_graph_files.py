@@ -198,3 +198,17 @@ def test_an_edge_of_weight_zero_carries_nothing(tmp_path: Path) -> None:
     found = load_mixing(tmp_path / "g.txt")
     assert found is not None and resolve("none", 2).n == found.n
     assert forecast_of(found, 0.9).slem == 1.0
+
+
+def test_a_file_whose_ending_is_no_format_is_not_called_an_unknown_family(tmp_path: Path) -> None:
+    (tmp_path / "mine.adj").write_text("0 1\n1 2\n")
+    with pytest.raises(ConfigError, match="its ending names no format of graphs") as refused:
+        resolve("mine.adj", base=tmp_path)
+    assert ".edgelist" in refused.value.advice
+
+
+def test_no_name_of_a_graph_is_advised_twice() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("zzzz", 4)
+    known = refused.value.advice.removeprefix("Known: ").removesuffix(".").split(", ")
+    assert len(known) == len(set(known)) > 20

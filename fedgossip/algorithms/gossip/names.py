@@ -26,7 +26,7 @@ from fedgossip.algorithms.gossip.outer import BETA, LR, DiLoCo, OuterStep, SlowM
 from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum, PushSum
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
-from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.errors import ConfigError, TrainingError, nearest, place_of
 from fedgossip.base.limits import CalledWith, check_call, check_options, table
 from fedgossip.base.vectors import Vector
 
@@ -272,7 +272,7 @@ class Checked:
         try:
             return call(*arguments)
         except Exception as error:
-            raise self._wrong(f"{method} raised {error!r}") from error
+            raise self._wrong(f"{method} raised {error!r}{place_of(error)}") from error
 
     def _state(self, state: Any) -> Any:
         if not is_dataclass(state):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.sites.evaluate import MODEL, model_options
-from fedgossip.cli.text import columns, echo, print_json, some
+from fedgossip.cli.text import Group, columns, echo, print_json, some
 
 if TYPE_CHECKING:
     from fedgossip.data.dataset import Dataset
@@ -21,7 +21,7 @@ DATA = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def model() -> None:
     """A trained model for small machines: one ONNX file, compressed, and compared with torch."""
 

@@ -22,7 +22,7 @@ from fedgossip.cli.sites.sums import (
     print_dry_run,
     with_others,
 )
-from fedgossip.cli.text import NOISY, columns, echo, with_margin
+from fedgossip.cli.text import NOISY, Group, columns, echo, with_margin
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedgossip.plans.federated.federation import FederationPlan
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Tables of several sites: describe your own, agree on columns and statistics with the others."""
 
@@ -72,7 +72,7 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     echo(f"{file.path}: {site.records} records; {fits} the columns of {test}")
     for note in site.table.notes:
         echo(note)
-    head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most"]
+    head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most", "categories"]
     echo(columns([head, *(_described(site, one) for one in schema.columns)]))
     for line in (*counted_as_rest(site), *repeated_rows(site), *likely_codes(site), *units_unlike(site, test)):
         echo(line)
@@ -90,10 +90,10 @@ def _described(site: SiteColumns, column: SchemaColumn) -> list[str]:
     row = [column.name + (" (label)" if column.label else ""), column.unit, *counts]
     if column.categories:
         counted = (f"{one}: {there.count(one)}" for one in column.categories)
-        return [*row, ", ".join(counted), "", "", ""]
+        return [*row, *[""] * 4, ", ".join(counted)]
     values = site.numbers(column.name)
     measured = [values.mean(), values.std(), values.min(), values.max()] if len(values) else []
-    return [*row, *(f"{value:.6g}" for value in measured)]
+    return [*row, *(f"{value:.6g}" for value in measured), *[""] * (4 - len(measured)), ""]
 
 
 @data.command()
@@ -233,7 +233,7 @@ def _show(table: AgreedTable, sites: int) -> None:
     for name in table.drowned:
         text = f"column {name!r}: the noise is as large as its deviation"
         echo(f"{text}; declare narrower bounds, or set a smaller coordinator.privacy.noise", err=True)
-    head = ["column", "unit", "there", "missing", "mean", "deviation", "5 %", "median", "95 %"]
+    head = ["column", "unit", "there", "missing", "mean", "deviation", "5 %", "median", "95 %", "categories"]
     echo(columns([head, *map(_agreed_line, table.columns)]))
     for name in table.constant:
         echo(f"column {name!r} has one value at every site: nothing is learned from it", err=True)
@@ -254,8 +254,13 @@ def _agreed_line(one: AgreedColumn) -> list[str]:
     if one.categories:
         counts = [with_margin(count, at("category")) for count in one.counts]
         counted = zip(one.categories, counts, strict=True)
-        return [*row, ", ".join(f"{name}: {count}" for name, count in counted), *[""] * 4]
+        return [*row, *[""] * 5, ", ".join(f"{name}: {count}" for name, count in counted)]
     mean, deviation = (None, None) if one.common else (one.mean, one.deviation)
     moved = [with_margin(mean, at("mean")), with_margin(deviation, at("deviation"))]
     quantiles = [one.quantiles.get(share) for share in ("0.05", "0.5", "0.95")]
-    return [*row, *moved, *("-" if value is None else f"{value:.{3 if one.margins else 6}g}" for value in quantiles)]
+    return [
+        *row,
+        *moved,
+        *("-" if value is None else f"{value:.{3 if one.margins else 6}g}" for value in quantiles),
+        "",
+    ]

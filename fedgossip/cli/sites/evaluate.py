@@ -88,7 +88,7 @@ def _scored_by_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
     head, *rows = csv.reader(io.StringIO(text))
     if head[-1] == fitted_tables.MARKS and (marked := sum(bool(row[-1]) for row in rows)):
         what = "numbers outside of what was agreed, or filled cells"
-        echo(f"warning: {marked} of {len(rows)} rows have {what}: column {head[-1]!r}", err=True)
+        echo(f"warning: {marked} of {len(rows)} rows have {what}: see their column {head[-1]!r}", err=True)
     return text, unknown
 
 

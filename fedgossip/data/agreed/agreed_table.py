@@ -472,7 +472,9 @@ def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
     """Raise ConfigError if the statistics in the file at `path` have another schema."""
     if agreed.schema != schema:
         text = f"{path}: agreed on for other columns, categories or bounds than the experiment has now"
-        raise ConfigError(text, "Agree again: fedgossip data agree EXPERIMENT.")
+        raise ConfigError(
+            text, "Agree again, fedgossip data agree EXPERIMENT; beside this file by another name in data.agreed."
+        )
 
 
 ROUNDS = 2

@@ -411,7 +411,8 @@ class SiteColumns:
             name = class_name(cell) if column.label else cell
             if name not in column.categories:
                 known = f"The agreed ones are {', '.join(column.categories[:20])}."
-                raise refused(self.table, row, place, f"{shown(cell)!r} is no category that was agreed on", known)
+                text = f"{shown(cell)!r} is no category that was agreed on"
+                raise refused(self.table, row, place, text, f"{known}  &drop={column.name} leaves the column out.")
             return name
         value = number_of(self.table, row, place)
         if column.bounded and not column.low <= value <= column.high:  # type: ignore[operator]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError, place_of
 from fedgossip.base.limits import CalledWith
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, Experiment
@@ -221,7 +221,7 @@ def _round(name: str, number: int | None, make: Callable[[int], object], n: int,
     try:
         found = make(number or 0)
     except Exception as error:
-        raise TrainingError(f"{where}: raised {error!r}", custom.SEE_WHERE) from error
+        raise TrainingError(f"{where}: raised {error!r}{place_of(error)}", custom.SEE_WHERE) from error
     if not isinstance(found, Mixing):
         raise TrainingError(f"{where}: {_kind(found)}; expected a Mixing", YOURS)
     if found.n != n:

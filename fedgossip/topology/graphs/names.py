@@ -76,6 +76,8 @@ def resolve(
     if word.partition(":")[0].lower() in schedule_names():
         advice = "Use it where rounds are asked for: topology.graph of an experiment, or resolve_schedule."
         raise ConfigError(f"{word!r} is not one graph: every round has its own", advice)
+    if ((base or Path()) / Path(word).expanduser()).is_file():
+        raise ConfigError(f"{word}: its ending names no format of graphs", f"Known: {', '.join(SUFFIXES)}.")
     known = (*family_names(), *weighted_names(), *files.ready_names(), *schedule_names())
     raise ConfigError(f"no graph is called {word!r}", nearest(word.partition(":")[0], known))
 
