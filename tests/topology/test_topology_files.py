@@ -47,6 +47,13 @@ def test_a_ready_graph_holds_what_it_expects_and_says_where_it_is_from(name):
     assert ready(name).is_connected
 
 
+@pytest.mark.parametrize("name", ready_names())
+def test_a_ready_graph_has_the_weights_of_its_file(name):
+    """By its name as by its path; arcs bring theirs."""
+    by_name, by_path = (resolve_schedule(each).mixing(0) for each in (name, str(files.ready_path(name))))
+    assert (by_name.rule, by_name.values.tolist()) == (by_path.rule, by_path.values.tolist())
+
+
 @pytest.mark.parametrize(
     ("name", "n", "edges"),
     [("abilene", 11, 14), ("nsfnet", 14, 21), ("karate", 34, 78), ("southern-women", 32, 89), ("florentine", 15, 20)],

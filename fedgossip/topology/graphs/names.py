@@ -126,10 +126,10 @@ def _meeting(changing: Schedule, head: str) -> Schedule:
 
 
 def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
-    if not _looks_like_path(word) or word.partition(":")[0] in FAMILIES:
-        return None
-    path = Path(word).expanduser()
-    found = files.load_mixing(base / path if base is not None else path)
+    path = files.ready_path(word)
+    if _looks_like_path(word) and word.partition(":")[0] not in FAMILIES:
+        path = (base or Path()) / Path(word).expanduser()
+    found = files.load_mixing(path) if path is not None else None
     if found is not None:
         require_size(found.topology, word, n)
     return found
