@@ -10,7 +10,7 @@ from fedgossip import load_experiment, simulate
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import PeerRow
 from fedgossip.lab.compare.measured import round_seconds, setting_of
-from fedgossip.lab.compare.names import paradigm_of
+from fedgossip.lab.compare.names import formula_of, paradigm_of
 
 A, B, DIM = 0.01, 1e6, 20_000
 D_B = 4 * (DIM + TAIL) / B
@@ -19,7 +19,9 @@ QUICK, SLOW = 0.02, 0.3
 STEPS = {2: 16, 3: 12, 8: 6, 64: 3}
 
 
-def off(name: str, workers: int, training: float, *, down: bool, servers: int = 1) -> float | None:
+def off(
+    name: str, workers: int, training: float, *, down: bool, servers: int = 1, unlike: dict[str, Any] | None = None
+) -> float | None:
     """The formula's relative error; None where there is no closed form."""
     paradigm = paradigm_of(name)
     parallel: dict[str, Any] = {"workers": workers, "bucket": 0, "deadline": 1e4, "least_deadline": 1e4}
@@ -29,12 +31,13 @@ def off(name: str, workers: int, training: float, *, down: bool, servers: int = 
         del parallel["bucket"]
     experiment = load_experiment({
         "rounds": STEPS[workers], "task": {"kind": "quadratic", "dim": DIM}, "eval": {"every": STEPS[workers]},
-        "simulation": {"latency": A, "bandwidth": B, "training": training, **({"downlink": B} if down else {})},
+        "simulation": {"latency": A, "bandwidth": B, "training": training, **({"downlink": B} if down else {}),
+                       **(unlike or {})},
         "parallel": parallel,
     })  # fmt: skip
     setting = setting_of(experiment, 4 * (DIM + TAIL))
     assert setting is not None and len(setting.parts) == servers and sum(setting.parts) == pytest.approx(1.0)
-    beside = paradigm.formula(setting)
+    beside = formula_of(paradigm, setting)
     if beside is None:
         return None
     rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow)]
@@ -69,3 +72,10 @@ def test_the_formulas_of_servers(workers: int, servers: int, training: float, do
 @pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling"])
 def test_no_formula_is_shown_where_none_holds(name: str) -> None:
     assert off(name, 3, QUICK, down=True) is None
+
+
+@pytest.mark.parametrize("unlike", [{"classes": [{"nodes": "3", "slower": 10.0}]}, {"training_jitter": 0.5}])
+@pytest.mark.parametrize("name", ["ring", "parameter-server", "parameter-server:async"])
+def test_no_formula_is_shown_where_training_times_differ(name: str, unlike: dict[str, Any]) -> None:
+    """Who waits for all waits for the slowest; who does not has as many paces as there are times."""
+    assert off(name, 8, QUICK, down=True, unlike=unlike) is None

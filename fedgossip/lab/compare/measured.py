@@ -21,7 +21,7 @@ from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import Job
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.lab.compare.cells import Cell, CellGrid, DoneCell, run_cells
-from fedgossip.lab.compare.names import Setting
+from fedgossip.lab.compare.names import Setting, formula_of
 from fedgossip.lab.costs.base import Cost, TrainingTimes
 from fedgossip.lab.costs.methods import Buckets
 from fedgossip.learning.settings import TrainSettings
@@ -198,7 +198,7 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
     if setting is None:
         return found
     cost = paradigm.cost(setting)
-    beside = paradigm.formula(setting)
+    beside = formula_of(paradigm, setting)
     return replace(found, setting=setting, predicted=cost, formula=None if beside is None else cost.compute + beside)
 
 

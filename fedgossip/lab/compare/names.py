@@ -221,6 +221,14 @@ def _quickest(work: Callable[[], object]) -> float:
     return min(found)
 
 
+def formula_of(paradigm: Paradigm, at: Setting) -> float | None:
+    """Return the seconds of a round by the closed form, without training; None where none holds, as of training times
+    that differ.
+    """
+    alike = at.times.constant and min(at.times.known) == max(at.times.known)
+    return paradigm.formula(at) if alike else None
+
+
 PARADIGMS: Mapping[str, Paradigm] = {
     **{name: _collective(name) for name in COLLECTIVES},
     "mapreduce": Paradigm(
