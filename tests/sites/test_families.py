@@ -19,7 +19,7 @@ from commands import Output, typed
 from fit_sites import SITES, by_hand, fit_on, machines, own_tables, total
 from pages import blocks, page
 
-from fedgossip import ConfigError
+from fedgossip import ConfigError, load_experiment
 from fedgossip.base.errors import TrainingError
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import AgreedTable, read, unknown
@@ -29,9 +29,9 @@ from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask, PooledRound
 from fedgossip.sites.fits.families.likelihoods import SiteSample
 from fedgossip.sites.fits.families.meta_analysis import own_model
-from fedgossip.sites.fits.families.mixed import ClusteredSample
+from fedgossip.sites.fits.families.mixed import ClusteredSample, enough_of_each
 from fedgossip.sites.fits.families.table_one import fisher, together
-from fedgossip.sites.plans.fits import FAMILIES
+from fedgossip.sites.plans.fits import FAMILIES, planned_fit
 
 ROWS = 60
 COLUMNS = ("age", "salt", "ward", "ill", "grade", "visits", "days", "died", "cost", "person", "pressure")
@@ -669,6 +669,43 @@ def test_sizes_that_few_clusters_have_are_refused_by_sites_and_in_the_end(
     with pytest.raises(TrainingError, match=re.escape(why)) as error:
         layout.family.result(d, pooled, agreed_on())
     assert advice in error.value.advice
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_size_of_a_cluster_is_of_none_or_of_enough_at_a_site(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes, least = rng.integers(1, 9, rng.integers(5, 60)), int(rng.integers(1, 6))
+    found = enough_of_each(sizes, least)
+    assert (found <= sizes).all() and (np.unique(found[found > 0], return_counts=True)[1] >= least).all()
+    kept = [one for one in np.unique(sizes) if (sizes == one).sum() >= least]
+    assert all((found[sizes == one] == one).all() for one in kept) and found.any()
+
+
+def test_a_coordinator_that_lies_of_sizes_receives_no_sums_of_few_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One person of one site alone has four visits: T_4 of the site would be those of her record."""
+    for site in range(SITES):
+        lines, rng = ["age,pressure,person"], np.random.default_rng(site)
+        for person in range(20):
+            visits = 4 if (site, person) == (0, 3) else 2 + person % 2
+            lines += [f"{rng.integers(20, 90)},{rng.normal(120, 9):.2f},p{person}" for _ in range(visits)]
+        (tmp_path / f"site-{site}.csv").write_text("\n".join(lines) + "\n")
+    shutil.copy(tmp_path / "site-1.csv", tmp_path / "test.csv")
+    text = own_tables("t", "label=pressure&keep=age", source="mixed?by=person", more=NUMBERS)
+    (tmp_path / "t.toml").write_text(text)
+    assert typed(["data", "agree", "t.toml"], tmp_path).code == 0
+    monkeypatch.chdir(tmp_path)
+    _, task, refused = planned_fit(load_experiment(tmp_path / "t.toml")).of_sites(range(SITES))
+    layout, own = task.layout, task.layout.pooled(task.sums(Job(0, 0, task.initial(0))))[0]
+    lie = {name: np.full_like(one, 99) for name, one in own.of.items() if name not in ("sites", "records")}
+    said = layout.vector(0, 999, lie)
+    assert not refused and task.uneven(0, 1, said) == ""
+    between = layout.pooled(task.sums(Job(0, 1, said)))[1]["between"].reshape(50, -1)
+    assert own["clusters"].tolist()[:4] == [0, 10, 10, 0]
+    assert [n + 1 for n in np.flatnonzero(between.any(axis=1))] == [2, 3]
+    found = typed(["fit", "t.toml"], tmp_path)
+    assert found.code == 0 and "records count: where few clusters of a site have as many records" in found.out, found
 
 
 def test_a_category_of_few_clusters_is_refused_though_it_has_many_records() -> None:

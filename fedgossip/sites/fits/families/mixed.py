@@ -11,8 +11,8 @@
 
 These sums are sufficient, so theta is found without another sum.  A search with sums at one theta after another would
 disclose the same: Z'V^-1 Z is a rational function of theta, and its poles -1 / n give n and T_n.  Each size therefore
-has no clusters, or `data.suppress` at three sites.  A random effect of the site, whose cluster is the only one of its
-size, is therefore refused.
+has no clusters, or `data.suppress` at three sites; and at each site none or as many, whatever is said of the others.  A
+random effect of the site, whose cluster is the only one of its size, is therefore refused.
 
 Sources: Laird and Ware, Biometrics 38 (1982); Patterson and Thompson, Biometrika 58 (1971); Self and Liang, JASA 82
 (1987), for the test at the bound; Luo et al., Nature Communications 13 (2022), for sufficient sums of sites.
@@ -61,9 +61,10 @@ from fedgossip.sites.fits.glm.glm_result import (
 
 MOST = 50
 """Maximum number of records of a cluster."""
-THETAS = np.concatenate([[0.0], np.geomspace(1e-6, 1e6, 241)])
+THETAS = [0.0, *np.geomspace(1e-6, 1e6, 241).tolist()]
 """Ratios of variances in the search for the likelihood's maximum."""
 OTHER = "Take glm:linear, or another column."
+LAST = "{} of {} records count: where few clusters of a site have as many records, their last ones are left out"
 REACH = 3.841458820694124
 """Increase of -2 log L at the bounds of a 95 % interval."""
 
@@ -196,16 +197,16 @@ class Mixed:
         order = np.argsort(cluster, kind="stable")
         before = np.empty(len(order), np.int64)
         before[order] = np.arange(len(order)) - np.searchsorted(cluster[order], cluster[order])
-        kept = before < int(d.options.get("first", len(order)))
-        x, y, cluster = found.x[kept], found.y[kept, 0] - agreed.label_scale[0][0], cluster[kept]
-        sizes = np.bincount(cluster)
+        sizes = np.minimum(np.bincount(cluster), int(d.options.get("first", len(order))))
         if len(sizes) < agreed.suppress:
             text = f"column {by!r} has {len(sizes)} different values: fewer than {agreed.suppress}"
             raise ConfigError(text, "The sums would tell of each; this site takes no part.")
         if sizes.max() > MOST:
             text = f"column {by!r}: {sizes.max()} records have one value; there are at most {MOST}"
             raise ConfigError(text, f"Take the first of each alone, in the plan of all:  mixed?by={by}&first={MOST}")
-        return ClusteredSample(x, y, cluster)
+        kept = before < enough_of_each(sizes, agreed.suppress)[cluster]
+        _, cluster = np.unique(cluster[kept], return_inverse=True)
+        return ClusteredSample(found.x[kept], found.y[kept, 0] - agreed.label_scale[0][0], cluster)
 
     def records(self, site: ClusteredSample) -> int:
         return len(site.y)
@@ -258,6 +259,11 @@ class Mixed:
             *([f"compared with: {', '.join(d.against)}"] if d.against else []),
             *([FEW.format(d.suppress)] if few_cells else []),
             *([f"of a larger cluster the first {most_of(d)} records count"] if "first" in d.options else []),
+            *(
+                [LAST.format(records, agreed.records)]
+                if pooled[0].sites == agreed.sites and records < agreed.records
+                else []
+            ),
         ]
         title = f"linear mixed model of {d.outcome}, random intercept of {many} clusters by {by}"
         tables = (
@@ -303,6 +309,20 @@ class Mixed:
         return FamilyModel(
             SOURCE_OF["linear"], layer_of("linear", np.asarray(np.linalg.solve(in_units(d), found[2]), np.float64))
         )
+
+
+def enough_of_each(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
+    """Return how many records of each cluster count, so that each number is of `least` clusters of the site, or none.
+
+    The sums of a size that one site alone has are that site's, whatever the coordinator says of others; of fewer than
+    `least` of its clusters, these clusters'.
+    """
+    found = sizes.copy()
+    there = [0, *np.unique(sizes).tolist()]
+    for size, below in zip(there[:0:-1], there[-2::-1], strict=True):
+        if np.count_nonzero(found == size) < least:
+            found[found == size] = below
+    return found
 
 
 def most_of(d: FamilyDesign) -> int:
