@@ -172,8 +172,7 @@ def _run() -> int:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedgossip"
-        code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
+        code = _fail(error.format_message(), _of_usage(error), error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", "", STOPPED, None)
     except SystemExit as error:  # of other code: its exit code would be mistaken for a command's
@@ -189,6 +188,15 @@ def _run() -> int:
     except Exception as error:
         code = _fail(f"unexpected {type(error).__name__}: {error}", FAULT, 1, error)
     return code if isinstance(code, int) else 0
+
+
+def _of_usage(error: click.ClickException) -> str:
+    """Return the advice for words that a command does not take; where an experiment file lacks, those that are here."""
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedgossip"
+    lacks = isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "experiment"
+    here = ", ".join(sorted(path.name for path in Path().glob("*.toml"))[:5])
+    files = f"Here: {here}." if here else "fedgossip init digits makes one, and init own-loop one for training loops."
+    return f"{files}  See {where} --help" if lacks else f"See {where} --help"
 
 
 FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."

@@ -23,6 +23,7 @@ from fedgossip.simulation.probe import expected_distances, probe
 from fedgossip.simulation.realised import GossipCourse, is_linear, realised_rounds
 from fedgossip.simulation.shadow import KEPT, Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
+from fedgossip.topology.graphs.names import graph_word
 
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
 AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast computes all rounds before the first: a second at most
@@ -298,4 +299,4 @@ def _made(level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[
 def called(plan: GossipPlan) -> str:
     """Return the name of a plan's graph in its author's spelling."""
     written = plan.experiment.topology.graph
-    return plan.schedule.name if written == GIVEN else written
+    return plan.schedule.name if written == GIVEN else graph_word(written)

@@ -82,6 +82,15 @@ def test_a_mistyped_experiment_is_answered_by_those_beside_it(tmp_path: Path) ->
     assert "experiment.toml" in refused.value.advice
 
 
+def test_a_command_without_its_experiment_names_those_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_process(["host", "--script", "train.py"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "init own-loop" in said.err and "See fedgossip host --help" in said.err
+    (tmp_path / "lan.toml").write_text(RING)
+    assert "Here: lan.toml. See" in in_process(["host"], tmp_path, monkeypatch, capsys).err
+
+
 def test_a_script_in_place_of_an_experiment_is_named_with_the_command_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text("import fedgossip\n")
     with pytest.raises(ConfigError, match="a script, no experiment file") as refused:

@@ -514,6 +514,7 @@ def test_the_report_of_a_sweep_has_a_page_and_the_parts_of_a_paper(
     fedgossip.sweep(sweep_of(base=DIGITS), tmp_path / "s")
     found = in_process(["report", "s", "--paper", "paper"], tmp_path, monkeypatch, capsys)
     assert found.code == 0, found.err
+    assert len(found.out.splitlines()) == 2 and found.out.splitlines()[1].startswith("Wrote paper: ")
     files = {path.name: path.read_bytes() for path in (tmp_path / "paper").iterdir()}
     drawn = {name for name, content in files.items() if content.startswith(b"%PDF")}
     assert {name for name in drawn if not name.startswith("curve-")} == {
@@ -527,6 +528,15 @@ def test_the_report_of_a_sweep_has_a_page_and_the_parts_of_a_paper(
     for name in ("heat", "differences", "by-gap", "by-n-w"):
         assert f'<figure id="{name}">' in page
     assert "curve-mean-peer-by-seconds.pdf" not in drawn, "arrays have no time"
+
+
+def test_the_page_of_a_sweep_keeps_its_name_when_it_is_written_again(tmp_path: Path) -> None:
+    """Its folder has a copy, sweep.toml, whose name is not the sweep's."""
+    import tomli_w
+
+    (tmp_path / "graphs.toml").write_text(tomli_w.dumps({"base": QUADRATIC, "grid": GRID}))
+    SweepFolder.made(tmp_path / "s", read_sweep(tmp_path / "graphs.toml"))
+    assert SweepFolder.opened(tmp_path / "s").grid.name == "graphs"
 
 
 def test_the_folder_of_a_sweep_has_the_name_of_its_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from scipy.sparse import coo_array
 from fedgossip.base.errors import ConfigError
 from fedgossip.topology import resolve, resolve_schedule
 from fedgossip.topology.graphs.files import load, load_mixing
+from fedgossip.topology.graphs.names import graph_word
 from fedgossip.topology.spectra.sequences import forecast_of
 
 MARKED = ["g.graphml", "g.gexf", "g.gml", "links.json", "adjacency.json"]
@@ -212,3 +213,8 @@ def test_no_name_of_a_graph_is_advised_twice() -> None:
         resolve("zzzz", 4)
     known = refused.value.advice.removeprefix("Known: ").removesuffix(".").split(", ")
     assert len(known) == len(set(known)) > 20
+
+
+def test_outputs_call_a_graph_of_a_file_by_its_name_without_folders() -> None:
+    for graph, word in (("/a/b/mine.edgelist", "mine.edgelist"), ("torus:2x4", "torus:2x4"), ("mine.gml", "mine.gml")):
+        assert graph_word(graph) == word

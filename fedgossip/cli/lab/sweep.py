@@ -127,7 +127,9 @@ def summary(table: SweepTable) -> list[list[str]]:
 
 
 def _difference(table: SweepTable, name: str) -> str:
-    found = None if name == table.reference else table.difference(name)
+    if name == table.reference:
+        return "the reference"
+    found = table.difference(name)
     if found is None:
         return ""
     interval = f"  [{found.student[0]:+.4f}, {found.student[1]:+.4f}]" if found.student else ""

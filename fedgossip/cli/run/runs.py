@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,10 @@ def _report_sweep(folder: Path, paper: Path | None, width: float, target: float 
     echo(f"Wrote {write_page(table)}")
     words = ["--paper", str(paper), "--width", f"{width:g}", *([] if target is None else ["--target", repr(target)])]
     words += [] if score is None else ["--score", score]
-    for file in write_paper(table, paper, width, target, words) if paper else ():
-        echo(f"Wrote {file}")
+    if paper:
+        kinds = Counter(file.suffix[1:] for file in write_paper(table, paper, width, target, words))
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        echo(f"Wrote {paper}: {counted}; scores.tex is the table, COMMANDS.txt how they were made")
 
 
 @click.command()

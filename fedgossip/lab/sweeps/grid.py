@@ -133,7 +133,7 @@ class SweepGrid:
         import tomli_w
 
         found = {key: value for key, value in msgspec.to_builtins(self.file).items() if value}
-        return tomli_w.dumps({**found, "base": dict(self.content)})
+        return tomli_w.dumps({**found, "name": self.name, "base": dict(self.content)})
 
 
 def named(values: Values) -> str:

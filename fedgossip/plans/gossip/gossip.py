@@ -86,6 +86,7 @@ from fedgossip.topology import (
     union,
     weighted_names,
 )
+from fedgossip.topology.graphs.names import graph_word
 from fedgossip.topology.spectra.convergence import PairwiseRates, pairwise_rates
 from fedgossip.topology.weights.weights import SIZES, weighted
 
@@ -317,7 +318,7 @@ class GossipPlan(Plan):
         a = e.algorithm
         plain = (a.name, a.mode, a.combine) == ("dsgd", "sync", "linear") and not a.options
         return {
-            "graph": self.schedule.name if e.topology.graph == GIVEN else e.topology.graph,
+            "graph": self.schedule.name if e.topology.graph == GIVEN else graph_word(e.topology.graph),
             "algorithm": e.algorithm.name,
             "mode": e.algorithm.mode,
             "forecast": self.forecast.to_dict(),

@@ -19,6 +19,7 @@ from fedgossip.core.run_format import ENDED, ENDPOINT, EXPERIMENT, INCOMPLETE, R
 from fedgossip.data.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.report.watch.federation import Federation, federation_of, star
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
+from fedgossip.topology.graphs.names import graph_word
 
 SEARCHED = (Path("runs"), Path("hosting"), Path("joined"))
 """Where commands leave runs, and participants' parts of them, unless other folders are named."""
@@ -171,7 +172,7 @@ def _facts(content: dict[str, Any], roles_file: _RolesFile | None) -> Facts:
     topology = _topology(graph, n, seed) if isinstance(graph, str) else None
     who = roles_file.roles if roles_file else peer_roles(n if isinstance(n, int) and n > 0 else 0)
     who = peer_roles(topology.n) if topology else who  # the graph may be on another machine
-    return Facts(title, graph if isinstance(graph, str) else "", who, whole, topology)
+    return Facts(title, graph_word(graph) if isinstance(graph, str) else "", who, whole, topology)
 
 
 def _links(federation: Federation) -> Topology | None:

@@ -25,6 +25,7 @@ from fedgossip.topology.weights.weights import build
 
 __all__ = [
     "family_names",
+    "graph_word",
     "is_drawn",
     "require_connected",
     "resolve",
@@ -138,6 +139,11 @@ def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
 def is_drawn(graph: str) -> bool:
     """Whether the graph of this name depends on the seed."""
     return any(word.strip().lower() in DRAWN for word in graph.split(":"))
+
+
+def graph_word(graph: str) -> str:
+    """Return the word that outputs use for a graph: of a file its name without its folders."""
+    return Path(graph).name if _looks_like_path(graph) else graph
 
 
 def _looks_like_path(word: str) -> bool:
