@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from commands import Output, typed
-from fit_sites import SITES, own_tables
+from fit_sites import SITES, own_tables, total
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
@@ -26,7 +26,7 @@ from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
-from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
+from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, of_clusters
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, PriorColumn, SiteRecords
 from fedgossip.sites.plans.fits import planned_fit
 
@@ -671,6 +671,109 @@ def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: P
     by = 1.0 if family in ("linear", "gamma") else math.sqrt(squares / free)
     assert [one.error for one in quasi.coefficients] == pytest.approx([one * by for one in errors], rel=1e-8)
     assert [one.estimate for one in quasi.coefficients] == [one.estimate for one in fitted(folder, family).coefficients]
+
+
+@pytest.fixture(scope="module")
+def persons(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables in which each two or three neighbouring records are of one person, at one site."""
+    found = tmp_path_factory.mktemp("persons")
+    for path in folder.glob("*.csv"):
+        head, *rows = path.read_text().splitlines()
+        lines = [f"{row},p{place // 5 * 2 + place % 5 // 3}" for place, row in enumerate(rows)]
+        (found / path.name).write_text("\n".join([f"{head},person", *lines]) + "\n")
+    for family in LABELS:
+        (found / f"{family}.toml").write_text(toml(family, ",person"))
+        assert typed(["data", "agree", f"{family}.toml"], found).code == 0
+    return found
+
+
+def by_person(folder: Path, family: str, options: str = "errors=robust&cluster=person") -> Output:
+    return typed(
+        ["fit", f"{family}.toml", "--to", f"fits/{family}&{options}", "--set", f"model.source=glm:{family}?{options}"],
+        folder,
+    )
+
+
+@pytest.mark.parametrize("family", LABELS)
+def test_errors_by_clusters_are_those_of_all_records_in_one_place(persons: Path, family: str) -> None:
+    """G / (G - 1) (n - 1) / (n - p) A^-1 (sum of u u') A^-1, u a person's gradient."""
+    said = by_person(persons, family)
+    found = msgspec.json.decode(
+        (persons / f"fits/{family}&errors=robust&cluster=person/fit.json").read_bytes(), type=GlmFit
+    )
+    x, y = records(persons, family)
+    clusters = [f"{site} {line.rsplit(',', 1)[1]}" for site in range(SITES)
+                for line in (persons / f"site-{site}.csv").read_text().splitlines()[1:]]  # fmt: skip
+    named, cluster = np.unique(clusters, return_inverse=True)
+    assert said.code == 0 and found.clusters == len(named) < len(y), said
+    assert f"errors are robust, of {len(named)} clusters by person\n" in said.out
+    scale = np.diag(np.concatenate([[1.0], 1 / x[:, 1:].std(0)]))
+    estimates, z = np.array([one.estimate for one in found.coefficients]), x @ scale
+    eta = x @ estimates
+    mean = {"linear": eta, "logistic": 1 / (1 + np.exp(-eta))}.get(family, np.exp(eta))
+    weight = {"linear": np.ones_like(eta), "logistic": mean * (1 - mean), "gamma": np.ones_like(eta)}.get(family, mean)
+    residual = y / mean - 1 if family == "gamma" else y - mean
+    bread, u = np.linalg.inv(z.T @ (z * weight[:, None])), np.zeros((len(named), x.shape[1]))
+    np.add.at(u, cluster, z * residual[:, None])
+    factor = len(named) / (len(named) - 1) * (len(y) - 1) / (len(y) - x.shape[1])
+    robust = np.sqrt(np.diag(factor * scale @ bread @ u.T @ u @ bread @ scale))
+    assert [one.error for one in found.coefficients] == pytest.approx(robust.tolist(), rel=1e-7)
+    if family == "gamma":  # statsmodels takes the observed information, which is another
+        return
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    of = models.families
+    kinds = {"linear": of.Gaussian(), "logistic": of.Binomial(), "poisson": of.Poisson()}
+    w = np.column_stack([x[:, 0], (x[:, 1:] - x[:, 1:].mean(0)) / x[:, 1:].std(0)])
+    theirs = models.GLM(y, w, family=kinds[family]).fit(
+        tol=1e-14, maxiter=200, cov_type="cluster", cov_kwds={"groups": cluster}
+    )
+    ours = [one.error * by for one, by in zip(found.coefficients[1:], x[:, 1:].std(0), strict=True)]
+    assert ours == pytest.approx(theirs.bse[1:].tolist(), rel=1e-8)
+
+
+def test_clusters_are_of_robust_errors_and_of_a_column_outside_of_the_model(persons: Path) -> None:
+    for options, code, why in (
+        ("cluster=person", 2, "clusters beside errors of single records"),
+        ("errors=quasi&cluster=person", 2, "clusters beside errors of single records"),
+        ("errors=robust&cluster=ward", 2, "it is a column of the model, or its label"),
+        ("errors=robust&cluster=nobody", 7, "no column 'nobody'"),
+    ):
+        said = by_person(persons, "logistic", options)
+        assert said.code == code and why in said.err, said
+    asked = typed(["fit", "logistic.toml", "--dry-run", "--to", "no", "--set",
+                   "model.source=glm:logistic?errors=robust&cluster=person"], persons)  # fmt: skip
+    assert "the number of clusters, and 15 of products of columns by residuals summed by person, squared" in asked.out
+
+
+def test_a_cluster_that_is_most_of_a_sum_and_too_few_of_them_are_refused(persons: Path, tmp_path: Path) -> None:
+    layout = GlmLayout(msgspec.structs.replace(layout_of("linear", 2).design, errors="robust", cluster="person"))
+    rng = np.random.default_rng(0)
+    x, cluster = np.column_stack([np.ones(90), rng.normal(size=(90, 2))]), np.arange(90) // 3
+    y = rng.normal(size=90) + 50 * (cluster == 7)  # no record alone is most of it
+    task = GlmTask(layout, {0: SiteRecords(x, y, cluster=cluster)}, 5)
+    pooled = task.initial(0)
+    for number in range(layout.rounds - 1):
+        pooled = total([pooled, task.sums(Job(0, number, pooled))], 256)
+    assert "one of this site's clusters is most of the squared residuals of '(intercept)'" in task.uneven(
+        0, layout.rounds - 1, pooled
+    )
+    single = GlmTask(
+        GlmLayout(msgspec.structs.replace(layout.design, cluster=msgspec.UNSET)), {0: SiteRecords(x, y)}, 5
+    )
+    alone = single.initial(0)
+    for number in range(layout.rounds - 1):
+        alone = total([alone, single.sums(Job(0, number, alone))], 256)
+    assert "(intercept)" not in single.uneven(0, layout.rounds - 1, alone)
+    for path in persons.glob("*.csv"):
+        rows = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
+        words = [f"{row},p{place % 4}" for place, row in enumerate(rows[1:])]
+        (tmp_path / path.name).write_text("\n".join([f"{rows[0]},person", *words]) + "\n")
+    for name in ("linear.toml", "linear.json"):
+        (tmp_path / name).write_bytes((persons / name).read_bytes())
+    said = by_person(tmp_path, "linear")
+    assert said.code == 7 and "column 'person' has 4 different values: fewer than 5" in said.err, said
+    with pytest.raises(TrainingError, match="5 clusters by person for 5 coefficients"):
+        of_clusters("person", 5, 100, 5)
 
 
 def test_tests_of_terms_are_those_of_statsmodels(folder: Path) -> None:

@@ -226,7 +226,18 @@ def _glm_tests(found: GlmFit) -> list[str]:
             lines.append(
                 f"errors=quasi or errors=robust to the options of model.source (glm:poisson?errors=quasi){other}"
             )
-    return [*lines, f"errors are {found.design.errors}"] if found.design.errors else lines
+    return [*lines, _errors(found)] if found.design.errors else lines
+
+
+FEW_CLUSTERS = 40
+"""Number of clusters below which a line reports that robust errors by them are too small."""
+
+
+def _errors(found: GlmFit) -> str:
+    if found.clusters is None:
+        return f"errors are {found.design.errors}"
+    few = ": few, so these errors are a little small" if found.clusters < FEW_CLUSTERS else ""
+    return f"errors are {found.design.errors}, of {found.clusters} clusters by {found.design.cluster}{few}"
 
 
 def _glm_not(found: GlmFit) -> str:

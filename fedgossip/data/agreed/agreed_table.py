@@ -404,10 +404,10 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
     return _examples(site, agreed, kind)
 
 
-def read_words(path: Path | TableFile, agreed: AgreedTable, name: str) -> list[str]:
-    """Return the cells of a column outside the schema, of the records of `read_for_fit`.
+def read_clusters(path: Path | TableFile, agreed: AgreedTable, name: str) -> npt.NDArray[np.int64]:
+    """Return the cluster of each record of `read_for_fit`, [m], from 0, by the words of a column outside the schema.
 
-    Raises ConfigError for a missing column, and an empty cell.
+    Raises ConfigError for a missing column, an empty cell, and too few clusters.
     """
     table = SiteColumns(path, agreed.schema).table
     unit = next((unit for one, unit in map(parted, table.header) if one == name), "")
@@ -415,7 +415,11 @@ def read_words(path: Path | TableFile, agreed: AgreedTable, name: str) -> list[s
     cells = list(table.words(place))
     if empty := [row for row, cell in enumerate(cells) if is_missing(cell)]:
         raise refused(table, empty[0], place, "nothing there", "Fill the cell, or leave the row out.")
-    return cells
+    known, cluster = np.unique(cells, return_inverse=True)
+    if len(known) < agreed.suppress:
+        text = f"column {name!r} has {len(known)} different values: fewer than {agreed.suppress}"
+        raise ConfigError(text, "The sums would tell of each; this site takes no part.")
+    return np.asarray(cluster, np.int64)
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:

@@ -132,6 +132,13 @@ def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
             raise ConfigError(text, f"A coefficient of it would tell of them: {label}.")
 
 
+def check_outside(agreed: AgreedTable, name: str, where: str) -> None:
+    """Raise ConfigError for a column of clusters that is one of the model too."""
+    if name in (one.name for one in agreed.columns):
+        text = f"{where}: it is a column of the model, or its label"
+        raise ConfigError(text, f"Leave it out of the model, drop={name}, and agree again.")
+
+
 CUT_SHORT = "the last rounds failed, or sites refused a point at which few of their records count"
 """Why a fit has taken fewer steps than it may, and is not at its end."""
 FAR = "as some are far out in"
@@ -186,14 +193,14 @@ def _of_two(parts: Values) -> float:
     return float(np.partition(parts, -2)[-2:].sum()) / total if total > 0 else 0.0
 
 
-def carried_by_one(columns: Sequence[tuple[str, Values]]) -> str:
-    """Return in words the columns whose sum of squares [m] is nearly one record's; "" without any.
+def carried_by_one(columns: Sequence[tuple[str, Values]], of: str = "records") -> str:
+    """Return in words the columns whose sum of squares [m] is nearly one record's, or cluster's; "" without any.
 
     With few squares, as of a category, one often dominates; an outlying record also dominates the sum of all records.
     """
     many = ((name, squares) for name, squares in columns if np.count_nonzero(squares) >= MANY)
     few = [repr(name) for name, squares in many if squares.max() > OF_ONE * squares.sum()]
-    return f"one of this site's records is most of the squared residuals of {', '.join(few)}" if few else ""
+    return f"one of this site's {of} is most of the squared residuals of {', '.join(few)}" if few else ""
 
 
 def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:

@@ -30,6 +30,7 @@ from fedgossip.data.agreed.agreed_table import (
     StatisticsTask,
     agreed_of,
     common_moments,
+    read_clusters,
     read_for_fit,
 )
 from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
@@ -58,6 +59,7 @@ from fedgossip.sites.fits.design_columns import (
     bounds_of,
     check_counted,
     check_outcome,
+    check_outside,
     codes_of,
     design_columns,
     words_instead,
@@ -173,9 +175,13 @@ def family_of(source: str) -> str:
 
 def _glm_options(source: str) -> Mapping[str, str]:
     options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
-    if options.keys() - {"errors", "offset", "weights"} or options.get("errors", QUASI) not in (ROBUST, QUASI):
-        advice = f"It has the options errors={ROBUST} or errors={QUASI}, offset=COLUMN and weights=COLUMN."
+    known = options.keys() <= {"errors", "offset", "weights", "cluster"}
+    if not known or options.get("errors", QUASI) not in (ROBUST, QUASI):
+        advice = f"It has errors={ROBUST} or errors={QUASI}, cluster=COLUMN, offset=COLUMN and weights=COLUMN."
         raise ConfigError(f"model.source = {source!r}: no such option", advice)
+    if "cluster" in options and options.get("errors") != ROBUST:
+        text = f"model.source = {source!r}: clusters beside errors of single records"
+        raise ConfigError(text, f"Add errors={ROBUST}.")
     return options
 
 
@@ -214,6 +220,8 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
         text = f"glm:gamma: {labels[0].name!r} has few different values"
         raise ConfigError(text, "It is of times, costs, concentrations; of a few numbers take glm:poisson or ordinal.")
+    if "cluster" in options:
+        check_outside(agreed, options["cluster"], f"model.source = {source!r}")
     prior = _prior_columns(source, options, agreed)
     c = design_columns(agreed, f"glm:{family}", without=[one.name for one in prior.values()])
     return GlmDesign(
@@ -221,7 +229,7 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
         encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=SCORING if family == "gamma" else STEPS,
-        errors=options.get("errors", msgspec.UNSET), **prior,
+        errors=options.get("errors", msgspec.UNSET), cluster=options.get("cluster", msgspec.UNSET), **prior,
     )  # fmt: skip
 
 
@@ -238,14 +246,15 @@ def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRec
     found = read_for_fit(file, agreed, KIND_OF[layout.design.family])
     d = layout.design
     y = known_outcomes(d, found.y.reshape(len(found)).astype("f8"))
+    cluster = read_clusters(file, agreed, d.cluster) if d.cluster else None
     if not d.prior:
-        return SiteRecords(scaled(d, found.x), y)
+        return SiteRecords(scaled(d, found.x), y, cluster=cluster)
     weights = found.x[:, d.weights.place] if d.weights else 1.0
     if d.weights and (wrong := int((np.asarray(weights) <= 0).sum())):
         text = f"column {d.weights.name!r}: weights of 0 or below, in {wrong} records"
         raise ConfigError(text, "A weight is a number above 0: correct it, or leave the row out.")
     offset = found.x[:, d.offset.place] if d.offset else 0.0
-    site = SiteRecords(scaled(d, found.x), y, offset, weights)
+    site = SiteRecords(scaled(d, found.x), y, offset, weights, cluster)
     if reason := uneven_at(d, site, np.zeros(site.x.shape[1]), 0.0, agreed.suppress):
         text = f"{' and '.join(one.name for one in d.prior)}: {reason}, as a few outweigh them"
         raise ConfigError(text, "It takes no part: are the numbers in the same unit at all sites?")

@@ -92,7 +92,8 @@ def _tests(fit: GlmFit) -> Markup | None:
         words.append(f"{name}: {what} {number(one.statistic)} of {one.freedom}, p {number(one.p)}.")
     if fit.pearson is not None and fit.free > 0:
         words.append(f"Dispersion, X² over degrees of freedom: {number(fit.pearson / fit.free)}.")
-    words += [f"Errors are {fit.design.errors}."] if fit.design.errors else []
+    of = f", of {fit.clusters} clusters by {fit.design.cluster}" if fit.clusters is not None else ""
+    words += [f"Errors are {fit.design.errors}{of}."] if fit.design.errors else []
     return paragraph("  ".join(words)) if words else None
 
 

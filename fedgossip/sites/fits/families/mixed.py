@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.data.agreed.agreed_table import AgreedTable, read_words
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_clusters
 from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.data.table_files import TableFile
+from fedgossip.sites.fits.design_columns import check_outside
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -162,9 +163,7 @@ class Mixed:
         if not by:
             text = "mixed: no column of clusters.  A random effect of each site would tell of each"
             raise ConfigError(text, "Write mixed?by=COLUMN, a column within sites; or meta-analysis?family=linear.")
-        if by in (one.name for one in agreed.columns):
-            text = f"mixed?by={by}: it is a column of the model, or its label"
-            raise ConfigError(text, f"Leave it out of the model, drop={by}, and agree again.")
+        check_outside(agreed, by, f"mixed?by={by}")
         option_number("mixed?", "first", options.get("first", "2"), 2, MOST)
         if len(agreed.schema.labels) != 1:
             raise ConfigError(f"mixed: {len(agreed.schema.labels)} label columns", "It is of one: label=ONE.")
@@ -193,14 +192,11 @@ class Mixed:
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> ClusteredSample:
         found, by = read_sample(d, agreed, file, REGRESSION), d.options["by"]
-        _, cluster = np.unique(read_words(file, agreed, by), return_inverse=True)
+        cluster = read_clusters(file, agreed, by)
         order = np.argsort(cluster, kind="stable")
         before = np.empty(len(order), np.int64)
         before[order] = np.arange(len(order)) - np.searchsorted(cluster[order], cluster[order])
         sizes = np.minimum(np.bincount(cluster), int(d.options.get("first", len(order))))
-        if len(sizes) < agreed.suppress:
-            text = f"column {by!r} has {len(sizes)} different values: fewer than {agreed.suppress}"
-            raise ConfigError(text, "The sums would tell of each; this site takes no part.")
         if sizes.max() > MOST:
             text = f"column {by!r}: {sizes.max()} records have one value; there are at most {MOST}"
             raise ConfigError(text, f"Take the first of each alone, in the plan of all:  mixed?by={by}&first={MOST}")

@@ -115,6 +115,8 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors; None if all
     counts are 0 or 1.
     """
+    clusters: int | None = None
+    """Number of clusters of records, of robust errors by them."""
     tests: tuple[TermTest, ...] = ()
     """Tests of all columns and of each column of several categories; none if errors are rounded."""
     rounded: bool = False
@@ -152,7 +154,7 @@ def fit_of(
     disperses = design.of_family.disperses
     if layout.has_last and last is None and (design.errors or disperses):
         return None
-    pearson = None if last is None or last[0] != sums.records else last[1]
+    pearson = None if last is None or last.records != sums.records else last.pearson
     if design.family == "poisson" and not design.errors:  # quasi errors use it unchanged
         total = float(sums.gradient[0] + sums.information[0, 0])
         pearson = None if _is_yes_no(sums, total) else pearson
@@ -160,9 +162,11 @@ def fit_of(
     if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
         dispersion = pearson / free
         spread = covariance(state, dispersion)
-    if last is not None and last[2] is not None:
+    if last is not None and last.meat is not None:
         bread = covariance(state, 1.0)
-        spread = np.nan_to_num(bread) @ last[2] @ np.nan_to_num(bread) + 0 * bread  # keeps NaN in its places
+        spread = np.nan_to_num(bread) @ last.meat @ np.nan_to_num(bread) + 0 * bread  # keeps NaN in its places
+        if design.cluster:
+            spread *= of_clusters(design.cluster, last.clusters, sums.records, rank)
     if counted:
         dispersion, best, spread = _without_sum(layout, counted, dispersion, best, spread, free)
     estimates, spread = turned @ best, _turned(turned, spread)
@@ -209,9 +213,20 @@ def fit_of(
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
         pearson=None if pearson is None else rounded(pearson),
+        clusters=last.clusters if last is not None and design.cluster else None,
         tests=tuple(tests),
         rounded=few or counted is not None,
     )
+
+
+def of_clusters(name: str, clusters: int, records: int, rank: int) -> float:
+    """Return the factor of a covariance by few clusters, as of Stata and statsmodels.  Raises TrainingError for too few
+    clusters to determine it.
+    """
+    if clusters <= rank:
+        text = f"{clusters} clusters by {name} for {rank} coefficients: they determine no robust errors"
+        raise TrainingError(text, "Leave columns out, drop=A,B, or take errors=robust of single records.")
+    return clusters / (clusters - 1) * (records - 1) / (records - rank)
 
 
 def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float | None:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,6 +96,8 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """ROBUST or QUASI; unset: the family's errors."""
     offset: PriorColumn | msgspec.UnsetType = msgspec.UNSET
     weights: PriorColumn | msgspec.UnsetType = msgspec.UNSET
+    cluster: str | msgspec.UnsetType = msgspec.UNSET
+    """The column whose values are clusters of records within a site, for robust errors; unset: each record alone."""
 
     @property
     def digest(self) -> str:
@@ -117,12 +120,38 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, eq=False)
 class SiteRecords:
-    """x [m, p + 1], scaled, with its ones; y [m]."""
+    """x [m, p + 1], scaled, with its ones; y [m]; cluster [m], from 0, None: each record is one."""
 
     x: Values
     y: Values
     offset: Prior = 0.0
     weights: Prior = 1.0
+    cluster: npt.NDArray[np.int64] | None = None
+
+    def scores(self, family: ExponentialFamily, point: Values) -> Values:
+        """Return the gradient of each cluster, [c, p + 1]."""
+        residual, _ = residuals(family, self.x, self.y, point, self.offset, self.weights)
+        return summed_by(self.x * residual[:, None], self.cluster)
+
+
+def summed_by(scores: Values, cluster: npt.NDArray[np.int64] | None) -> Values:
+    """Return the sums of rows [m, p] by their cluster [m], [c, p]; the rows themselves without clusters."""
+    if cluster is None:
+        return scores
+    found = np.zeros((int(cluster.max()) + 1, scores.shape[1]))
+    np.add.at(found, cluster, scores)
+    return found
+
+
+class LastSums(NamedTuple):
+    """The sums of the last round."""
+
+    records: int
+    pearson: float
+    """X^2."""
+    meat: Values | None
+    """With robust errors the sum over clusters of the products of their gradients, [p + 1, p + 1]."""
+    clusters: int
 
 
 @dataclass(frozen=True)
@@ -155,7 +184,9 @@ class GlmLayout:
     def opened(self) -> tuple[str, ...]:
         """Sums over all sites that the coordinator receives, in words."""
         text = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
-        squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
+        of = f" summed by {self.design.cluster}" if self.design.cluster else ""
+        squares = f", and {len(self._upper[0])} of products of columns by residuals{of}, squared" if self.robust else ""
+        squares = f", the number of clusters{squares}" if self.design.cluster else squares
         names = " and ".join(one.name for one in self.design.prior)
         more = f"of its squares, {self.width} of columns by it, {len(self._upper[0])} of products of columns"
         prior = f" by {names}; that of exposures by {names}, {more}" if names else ""
@@ -169,7 +200,8 @@ class GlmLayout:
     def exact(self) -> ExactSums:
         real = RECORDS << LARGEST + SHIFT
         one = (1, RECORDS, real, real, *(real,) * (self.width + len(self._upper[0])))
-        last = (1, RECORDS, real, *(real,) * (len(self._upper[0]) * self.robust)) if self.has_last else ()
+        clusters = (RECORDS,) * bool(self.design.cluster)
+        last = (1, RECORDS, *clusters, real, *(real,) * (len(self._upper[0]) * self.robust)) if self.has_last else ()
         first = 1, RECORDS, *(real,) * (self._first - 2)
         return ExactSums((*first, *one * self.design.steps, *last), layout=self.design.digest)
 
@@ -199,7 +231,7 @@ class GlmLayout:
         """Which numbers are never negative: sites, records, deviance, the diagonal of A."""
         diagonal = self._upper[0] == self._upper[1]
         one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
-        last = [True, True, True, *diagonal.tolist() * self.robust] if self.has_last else []
+        last = [True] * (3 + bool(self.design.cluster)) + diagonal.tolist() * self.robust if self.has_last else []
         more = [True, True, *np.zeros(self.width, bool), *diagonal] if self.design.prior else []
         first = np.array([True, True, False, *more])
         return np.concatenate([first, np.tile(one, self.design.steps), np.array(last, bool)])
@@ -252,25 +284,26 @@ class GlmLayout:
 
     def _last_sums(self, records: SiteRecords, point: Values) -> Vector:
         prior = records.offset, records.weights
-        residual, squares = residuals(self.design.of_family, records.x, records.y, point, *prior)
-        meat = records.x.T @ (records.x * (residual**2)[:, None])
-        reals = [math.fsum(squares), *meat[self._upper].tolist() * self.robust]
-        return self.vector(self.design.steps + 1, [1, len(residual), *map(whole_of, reals)])
+        _, squares = residuals(self.design.of_family, records.x, records.y, point, *prior)
+        scores = records.scores(self.design.of_family, point)
+        meat = (scores.T @ scores)[self._upper].tolist() * self.robust
+        counts = [1, len(squares), *[len(scores)] * bool(self.design.cluster)]
+        return self.vector(self.design.steps + 1, [*counts, *map(whole_of, [math.fsum(squares), *meat])])
 
-    def last(self, pooled: Vector) -> tuple[int, float, Values | None] | None:
-        """Return the last round's records, X^2, and with robust errors the sum of (y - mu)^2 x x'; None without a
-        complete one.
-        """
+    def last(self, pooled: Vector) -> LastSums | None:
+        """Return the sums of the last round; None without a complete one."""
         words = words_in(pooled)
         if not self.has_last or words is None:
             return None
-        sites, records, squares, *others = integers_of(words)[self.of_round(self.rounds - 1)]
+        sites, records, *others = integers_of(words)[self.of_round(self.rounds - 1)]
         if not sites:
             return None
+        clusters = others.pop(0) if self.design.cluster else records
+        squares = others.pop(0)
         meat = np.zeros((self.width, self.width))
         if self.robust:
             meat[self._upper] = meat.T[self._upper] = [real_of(one) for one in others]
-        return records, real_of(squares), meat if self.robust else None
+        return LastSums(records, real_of(squares), meat if self.robust else None, clusters)
 
     def reached(self, pooled: Vector, rounds: int) -> Newton | None:
         """Return the state after `rounds`; None if the first is incomplete.
@@ -371,9 +404,9 @@ class GlmTask(PooledSumsTask):
         few = uneven_at(d, site, point, self.layout.first_point(model), self._suppress)
         if few or round <= d.steps or not self.layout.robust:
             return few
-        residual, _ = residuals(d.of_family, site.x, site.y, point, site.offset, site.weights)
-        named = zip(("(intercept)", *d.columns), site.x.T, strict=True)
-        return carried_by_one([(name, (residual * column) ** 2) for name, column in named])
+        squares = site.scores(d.of_family, point).T ** 2
+        named = list(zip(("(intercept)", *d.columns), squares, strict=True))
+        return carried_by_one(named, "clusters" if d.cluster else "records")
 
 
 def uneven_at(d: GlmDesign, site: SiteRecords, point: Values, first: float, least: int) -> str:
