@@ -274,13 +274,26 @@ def check_reachable(address: str, where: str) -> None:
             raise ConfigError(f"{where}: {one!r} is every address of this machine, not one to call", advice)
 
 
+def address_at(host: str, port: int, where: str = "--address") -> str:
+    """Return the address of a host, a name or an address of IPv4 or IPv6, at a port.  Raises ConfigError."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if re.search(r"^[^:]*:[0-9]+$|\]:[0-9]+$", bare):
+        raise ConfigError(f"{where}: {host!r} has a port", "Give the host alone; --port names the port of the run.")
+    check_reachable(found := _tcp(bare, port), where)
+    return found
+
+
+def _tcp(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def own_address(port: int) -> str | None:
     """Return the address of this machine on its route to the outside; None without one.  Nothing is sent."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
             host = probe.getsockname()[0]
-            return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+            return _tcp(host, port)
     return None
 
 

@@ -352,6 +352,8 @@ def test_times_that_an_engine_ignores_are_named_before_the_run(
     [
         (["--relay", "nothing"], "--relay: 'relay://nothing' is no address"),
         (["--address", "a b"], "--address: 'tcp://a b:5700' is no address"),
+        (["--address", "10.0.0.5:5700"], "--address: '10.0.0.5:5700' has a port"),
+        (["--address", "[::1]:5700"], "--address: '[::1]:5700' has a port"),
         (["--links", "folder:none"], "none: no such folder"),
     ],
 )
@@ -477,6 +479,8 @@ def test_the_usual_folder_of_runs_may_be_absent(tmp_path: Path) -> None:
         (["join", "--data", "csw:mine.csv?label=y"], "unknown data source"),
         (["join", "--script", "mine.py --fast"], "mine.py: no such file"),
         (["join", "--script", "run"], "run: is a folder"),
+        (["join", "--address", "a b"], "--address: 'tcp://a b:5700' is no address"),
+        (["join", "--address", "10.0.0.5:5700"], "--address: '10.0.0.5:5700' has a port"),
         (["pilot", "join", "--data", "mine.csv"], "mine.csv: no such file"),
     ],
 )

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from fedgossip.base.errors import ConfigError, NetworkError
-from fedgossip.net.endpoints import ADDRESS_LETTERS, check_address, check_reachable
+from fedgossip.net.endpoints import ADDRESS_LETTERS, address_at, check_address, check_reachable
 from fedgossip.net.relays import addresses
 from fedgossip.net.relays.addresses import Whereabouts, hold_port, own_addresses, port_of
 
@@ -70,3 +70,16 @@ def test_a_port_that_is_held_is_nobody_elses_but_zeromq_may_listen_there() -> No
 def test_a_machine_in_no_network_can_call_itself() -> None:
     hosts = [one.partition("://")[2].partition(":")[0] for one in own_addresses(5) if "[" not in one]
     assert hosts and all(map(socket.inet_aton, hosts))
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("10.0.0.5", "tcp://10.0.0.5:5700"),
+        ("host.example.org", "tcp://host.example.org:5700"),
+        ("2001:db8::5", "tcp://[2001:db8::5]:5700"),
+        ("[2001:db8::5]", "tcp://[2001:db8::5]:5700"),
+    ],
+)
+def test_a_host_may_be_a_name_or_of_either_version_of_the_protocol(host: str, address: str) -> None:
+    assert address_at(host, 5700) == address

@@ -404,12 +404,9 @@ def _plan(
 
 def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
     """Return the addresses that a person has given.  Raises ConfigError."""
-    from fedgossip.net.endpoints import check_reachable
+    from fedgossip.net.endpoints import address_at
 
-    found = [f"tcp://[{host}]:{port}" if host.count(":") > 1 else f"tcp://{host}:{port}" for host in given]
-    for one in found:
-        check_reachable(one, "--address")
-    return found
+    return [address_at(host, port) for host in given]
 
 
 def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:

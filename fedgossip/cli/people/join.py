@@ -124,6 +124,7 @@ def join(
     from fedgossip.base.errors import NetworkError
     from fedgossip.data.data import check_there
     from fedgossip.drivers import invite_joining, proposals
+    from fedgossip.net.endpoints import address_at
     from fedgossip.net.invites.invitation import read
     from fedgossip.net.invites.invite_folder import AwaitedError
     from fedgossip.plans.approvals.approvals import HowLong
@@ -133,6 +134,8 @@ def join(
     check_script(script)  # faults on this machine are refused before the organiser is called
     if data:
         check_there(data)
+    if address:
+        address_at(address, port or PEER_PORT)
     invitation = read(invite_text(invite))
     _check_carrier(invitation, carrier, address, port)
     place = invite_joining.folder_of(folder, invitation, key)
@@ -446,6 +449,7 @@ def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent
     """Forward requests of members below to the organiser; print their invite."""
     from dataclasses import replace
 
+    from fedgossip.net.endpoints import address_at
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InvitePort
     from fedgossip.net.relays.addresses import own_addresses
@@ -453,7 +457,7 @@ def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent
     way = _way_to(client.invitation, agent.way if agent else None)
     passing = InvitePort(own.invite_port, lambda: way(client.reached))
     stack.callback(passing.close)
-    addresses = [f"tcp://{own.address}:{passing.port}"] if own.address else own_addresses(passing.port)
+    addresses = [address_at(own.address, passing.port)] if own.address else own_addresses(passing.port)
     echo(f"fedgossip join {written(replace(client.invitation, addresses=tuple(addresses)))} --under {own.lead}")
     echo("That line is for the clients of this coordinator.", err=True)
 
@@ -485,14 +489,14 @@ def _whereabouts(
 ) -> tuple[str, Ways]:
     """Return the member's address for others, and the routes to them."""
     from fedgossip.drivers.invite_joining import ways_of
-    from fedgossip.net.endpoints import check_reachable
+    from fedgossip.net.endpoints import address_at, check_reachable
     from fedgossip.net.relays.addresses import Whereabouts
 
     relays = _relays(client.invitation) if agent else []
     for relay in relays:
         if agent and port:
             agent.listen(relay, port)
-    given = [f"tcp://{own.address}:{port}"] if own.address and port else []
+    given = [address_at(own.address, port)] if own.address and port else []
     if own.address and not port:
         echo("--address is not needed: a client connects to its coordinator, not the other way.", err=True)
     here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
