@@ -16,6 +16,7 @@ from fedgossip.data.custom import REACHING, check_allowed
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.peer_processes import RunProcesses
 from fedgossip.experiment import Experiment, file_kept_in, load_experiment
+from fedgossip.experiment.sections import ENDLESS
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
@@ -74,6 +75,9 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
     Raises ResumeError if it cannot resume, or not with this experiment, naming the differing keys.
     """
     stored = load_experiment(experiment_in(run))
+    if stored.loops and simulated:
+        advice = "They are simulated from their beginning: give their command again, for another folder."
+        raise ResumeError(f"{run}: a run of simulated loops", advice)
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
         advice = f"Give the experiment that it had, {run / EXPERIMENT}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
@@ -81,7 +85,8 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
         advice = "What it has learned is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
         raise ResumeError(f"{run}: its budget of privacy has ended this run", advice)
     if _status(run) in WHOLE and experiment.rounds == stored.rounds:
-        raise ResumeError(f"{run}: this run has come to its end", "It can have more rounds: --set rounds=N.")
+        advice = "Start a new run." if stored.rounds == ENDLESS else "It can have more rounds: --set rounds=N."
+        raise ResumeError(f"{run}: this run has come to its end", advice)
     return compose.plan(experiment)
 
 

@@ -243,6 +243,12 @@ def test_only_what_was_launched_is_gone_on_with_by_launch(
     assert in_process(words, folder, monkeypatch, capsys).code == 0
     refused = in_process(["launch", "--resume", "sim"], folder, monkeypatch, capsys)
     assert refused.code == 8 and refused.errors == ["error: sim: no run of launched scripts"]
+    for more in ([], ["--set", "rounds=9"]):
+        refused = in_process(["run", "--resume", "sim", *more], folder, monkeypatch, capsys)
+        assert refused.code == 8 and refused.errors == ["error: sim: a run of simulated loops"]
+        assert "give their command again" in refused.err
+    again = in_process(words, folder, monkeypatch, capsys)
+    assert again.errors == ["error: sim: not empty"] and "To go on" not in again.err
     (folder / "sim" / "peers").mkdir()
     other = in_process(["run", "--resume", "sim"], folder, monkeypatch, capsys)
     assert other.code == 8 and "fedgossip launch --resume sim" in other.err
