@@ -58,9 +58,15 @@ class DescribedRun(PrivateRun, Protocol):
 def banner_of(run: DescribedRun) -> Sequence[str]:
     """Return the lines shown before the run begins: visibility of data, and spent privacy."""
     if run.exact is not None:
-        return [_how_line(run), *_seen(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
+        return [
+            _how_line(run),
+            *_describe_visibility(run),
+            _exact_line(run, run.exact),
+            *_budget_line(run),
+            *kernels.remarks(),
+        ]
     lines = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), *_seen(run), *lines, *kernels.remarks()]
+    return [_how_line(run), *_describe_visibility(run), *lines, *kernels.remarks()]
 
 
 def _how_line(run: DescribedRun) -> str:
@@ -71,13 +77,13 @@ def _how_line(run: DescribedRun) -> str:
     return f"{run.name}, {s.clients} clients{tiers}, {how}{coded}"
 
 
-def _seen(run: DescribedRun) -> Sequence[str]:
+def _describe_visibility(run: DescribedRun) -> Sequence[str]:
     if run.tree.flat:
-        return [_seen_line(run)]
-    return [_seen_in_tier(run, tier) for tier in range(run.tree.tiers)]
+        return [_describe_sums(run)]
+    return [_describe_tier(run, tier) for tier in range(run.tree.tiers)]
 
 
-def _seen_in_tier(run: DescribedRun, tier: int) -> str:
+def _describe_tier(run: DescribedRun, tier: int) -> str:
     groups = run.tree.of_tier(tier)
     who = "the root" if tier == run.tree.tiers - 1 else f"a {LEAF if tier == 0 else MIDDLE}"
     sizes = {len(group.members) for group in groups}
@@ -99,7 +105,7 @@ def _seen_in_tier(run: DescribedRun, tier: int) -> str:
     return f"secure aggregation: {who} sees sums of its coordinators alone, each {over}"
 
 
-def _seen_line(run: DescribedRun) -> str:
+def _describe_sums(run: DescribedRun) -> str:
     if not run.secure:
         return "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
     seen = f"the coordinator sees sums alone, each over at least {run.least} of {run.invited} clients"
@@ -124,7 +130,9 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     beside = f", with {'; '.join(disclosed)}" if disclosed else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
-    return JoiningTerms(_how_line(run), sent, "; ".join(_seen(run)), next(iter(_budget_line(run)), without))
+    return JoiningTerms(
+        _how_line(run), sent, "; ".join(_describe_visibility(run)), next(iter(_budget_line(run)), without)
+    )
 
 
 def _no_budget_line(run: DescribedRun) -> str:
@@ -172,11 +180,11 @@ def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
         "secure": run.secure and run.tree.groups[0].secure,
         **codec,
         "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
-        **_spent(run, rows),
+        **_find_spending(run, rows),
     }
 
 
-def _spent(run: DescribedRun, rows: Sequence[Row]) -> SpentFacts:
+def _find_spending(run: DescribedRun, rows: Sequence[Row]) -> SpentFacts:
     """Return the largest spending of any participant, if known."""
     p = run.experiment.budget
     if p is None:

@@ -167,7 +167,7 @@ def task_of_dry_run(
     for source in dict.fromkeys([*e.model.sources, e.model.source]):
         outlined = untrained(found.train, found.test, shares, source, e.train, objective, private=private)
         if outlined is None:
-            return _by_torch(e, found, described, None)
+            return _build_torch_task(e, found, described, None)
         outlines[source] = outlined
     described = replace(described, trained_on={node: len(x) for node, x in shares.items()})
     if found.common is None:
@@ -365,7 +365,7 @@ def _learning(
 
         words = WordsTask(train, found.test, shares, sizes, e.train, e.seed)
         return words if _served(e) else WordSteps(words, e.train, e.rounds), described
-    return _by_torch(e, found, described, entropy)
+    return _build_torch_task(e, found, described, entropy)
 
 
 def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
@@ -392,7 +392,7 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False)
     return replace(found, train=_flipped(e, train, shares)), described
 
 
-def _by_torch(
+def _build_torch_task(
     e: Experiment, found: SharedExamples, described: DataShares, entropy: Entropy | None
 ) -> tuple[LocalTask, DataShares]:
     with uncollected():

@@ -176,14 +176,14 @@ def _table(e: Experiment, schema: TableSchema | None) -> StatedTable | None:
         return None
     if agrees(e):
         schema = schema or schema_of_experiment(e)
-        return StatedTable(_named(schema.features), _named(schema.labels))
+        return StatedTable(_name_columns(schema.features), _name_columns(schema.labels))
     found = agreed_table.read(Path(e.data.agreed))
-    columns, labels = _named(found.schema.features), _named(found.schema.labels)
+    columns, labels = _name_columns(found.schema.features), _name_columns(found.schema.labels)
     dropped = 0 if found.dropped is msgspec.UNSET else found.dropped
     return StatedTable(columns, labels, found.sites, found.records, dropped)
 
 
-def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
+def _name_columns(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
     return tuple(f"{one.name} [{one.unit}]" if one.unit else one.name for one in columns)
 
 
@@ -276,7 +276,7 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
     return [
         ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
         ("learns", _learns(statement)),
-        ("from", _from(statement)),
+        ("from", _describe_source(statement)),
         ("who", _who(statement)),
         *study_of(statement),
         *(("before", _sentence(one)) for one in terms.before),
@@ -287,8 +287,8 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
         ),
         ("who sees it", _sentence(terms.seen)),
         ("budget", _budget(e.get("coordinator", {}).get("privacy"), terms.budget)),
-        ("own code", _named_files(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
-        ("common files", _named_files(statement.files) or "None."),
+        ("own code", _list_files(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
+        ("common files", _list_files(statement.files) or "None."),
         ("version", f"fedgossip {statement.version}"),
         ("by telephone", spoken(statement.hash)),
     ]
@@ -335,7 +335,7 @@ def _learns(statement: PlanStatement) -> str:
     return f"{text} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
 
 
-def _from(statement: PlanStatement) -> str:
+def _describe_source(statement: PlanStatement) -> str:
     data, table = statement.experiment["data"], statement.table
     own = "Each site's own file, which stays there" if "{peer}" in data["source"] else "Data that are divided"
     text = f"{own} ({data['source']})."
@@ -380,7 +380,7 @@ def _budget(privacy: Mapping[str, Any] | None, text: str) -> str:
     return f"{text}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"
 
 
-def _named_files(hashes: Mapping[str, str]) -> str:
+def _list_files(hashes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({one[:HASH_SHOWN]})" for name, one in hashes.items())
 
 
@@ -390,14 +390,16 @@ def _sentence(text: str) -> str:
 
 def changes(before: PlanStatement, now: PlanStatement) -> list[tuple[str, str, str, str]]:
     """Return (key, value before, value now, meaning of the key) of each difference."""
-    return [(_key(name), _shown(was), _shown(has), _meaning(_key(name))) for name, was, has in differences(before, now)]
+    return [
+        (_key(name), _shorten(was), _shorten(has), _meaning(_key(name))) for name, was, has in differences(before, now)
+    ]
 
 
 def _key(name: str) -> str:
     return name.removeprefix("experiment.")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "none" if value is None else str(value)
     return textwrap.shorten(text, 60, placeholder=" ...")
 

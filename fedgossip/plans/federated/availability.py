@@ -69,11 +69,11 @@ class AvailableSampling:
     whole: int
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
-        if self.whole and len(self._drawn(round, self.clients).invited) < self.whole:
+        if self.whole and len(self._draw_attending(round, self.clients).invited) < self.whole:
             return Draw((), 0)
-        return self._drawn(round, here)
+        return self._draw_attending(round, here)
 
-    def _drawn(self, round: int, here: Collection[NodeId]) -> Draw:
+    def _draw_attending(self, round: int, here: Collection[NodeId]) -> Draw:
         return self.rule.draw(round, self.attending(round, here))
 
     def attending(self, round: int, here: Collection[NodeId]) -> Attending:
@@ -113,7 +113,7 @@ def available_sampling(
             advice = f"A round needs {least}.  Is it another time unit?  round=T: T units of the table are a round."
             raise ConfigError(what, advice)
     elif is_function(text):
-        available = _own(text, clients)
+        available = _load_own(text, clients)
     else:
         forms = '"day:0.4?rounds=24", "trace:FILE.csv?round=T", or "module:function" of (client, round).'
         raise ConfigError(f"{KEY} = {text!r} is not known", f"Write {forms}")
@@ -246,7 +246,7 @@ class _Own:
         return bool(found)
 
 
-def _own(text: str, clients: int) -> Available:
+def _load_own(text: str, clients: int) -> Available:
     available = _Own(text, function(text))
     tried = [(node, round) for node in range(min(TRIED, clients)) for round in range(TRIED)]
     try:

@@ -175,7 +175,9 @@ class GossipPlan(Plan):
 
     def seated(self, seat: Seat) -> Machine:
         length = seat.initial.size
-        run = GossipRun(self.experiment, self.schedule, self.topology, self._of(length), self._parameters(length))
+        run = GossipRun(
+            self.experiment, self.schedule, self.topology, self._build_algorithm(length), self._parameters(length)
+        )
         machine = self.how.make(run, seat)
         machine.eager |= seat.incarnation > 0  # the other peers are in the run already, or have left
         e, attackers = self.experiment, attackers_of(self.experiment)
@@ -199,12 +201,12 @@ class GossipPlan(Plan):
 
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return the checkpoint of a machine that resumes with another peer's `model` after `round` rounds."""
-        return self.how.resume_point(self._of(model.size), round, model)
+        return self.how.resume_point(self._build_algorithm(model.size), round, model)
 
     def _parameters(self, length: int) -> int:
         return length - statistics_in(self.segments)
 
-    def _of(self, length: int) -> GossipAlgorithm[Any]:
+    def _build_algorithm(self, length: int) -> GossipAlgorithm[Any]:
         asynchronous = self.experiment.algorithm.mode == "async"
         return with_statistics(self.algorithm, self._parameters(length), length, asynchronous=asynchronous)
 
@@ -238,7 +240,7 @@ class GossipPlan(Plan):
         e, length = self.experiment, task.length
         assert self.how.stacked is not None
         # with no late messages, plain gossip of whole models also averages the statistics
-        algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
+        algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._build_algorithm(length)
         about = self._parameters(length), length
         exchange = apart_from_statistics(self.how.stacked(e, self.algorithm), *about)
         stack = first_stack(task, self.n, algorithm)

@@ -173,17 +173,17 @@ def _models(experiment: GossipExperiment, _: Algorithm) -> StackedExchange:
     return PLAIN if rule.linear else RuledExchange(rule)
 
 
-def _of_changes(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+def _stack_changes(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     assert isinstance(algorithm, Choco)
     return ChangeExchange(algorithm.codec)
 
 
-def _of_fragments(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+def _stack_fragments(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     assert isinstance(algorithm, FragmentedDiLoCo)
     return FragmentExchange(algorithm)
 
 
-def _of_relays(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+def _stack_relays(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     assert isinstance(algorithm, RelaySGD)
     return RelayExchange(algorithm)
 
@@ -200,9 +200,9 @@ MODELS, CHANGES, FRAGMENTS, RELAYS, SHARES_OF_MASS, SUMS = (
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
-    (CHANGES, "sync"): GossipMode(_changes, sync_gossip.resume_point, _of_changes, in_step=True),
-    (FRAGMENTS, "sync"): GossipMode(_fragments, sync_gossip.resume_point, _of_fragments, in_step=True),
-    (RELAYS, "sync"): GossipMode(_sums_without_one, sync_gossip.resume_point, _of_relays, in_step=True),
+    (CHANGES, "sync"): GossipMode(_changes, sync_gossip.resume_point, _stack_changes, in_step=True),
+    (FRAGMENTS, "sync"): GossipMode(_fragments, sync_gossip.resume_point, _stack_fragments, in_step=True),
+    (RELAYS, "sync"): GossipMode(_sums_without_one, sync_gossip.resume_point, _stack_relays, in_step=True),
     (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
     (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda *_: SHARES, in_step=False),
     (SHARES_OF_MASS, "async"): GossipMode(_async_push, push_peer.resume_point, None, in_step=False),

@@ -91,7 +91,7 @@ def named_schedule(
         return _weighed(resolve(graph, n, seed=seed, allow_disconnected=allow_disconnected), weights, brought)
     if n is None:
         raise ConfigError(f"{graph} is a function of the number of peers", "Set topology.n.")
-    first, second = (_asked(graph, n, seed) for _ in range(2))
+    first, second = (_make_graph(graph, n, seed) for _ in range(2))
     if isinstance(first, Topology):
         topologies = [one for one in (first, second) if isinstance(one, Topology)]
         if len({one.digest for one in topologies}) != 1 or len(topologies) != 2:
@@ -127,7 +127,7 @@ def adopted(name: str, found: object, n: int | None = None, again: object = None
         ours: Schedule = _sized(name, found, found.n if n is None else n)
         _connected(name, found.topology)
     else:
-        ours = _held(name, found, n)
+        ours = _check_schedule(name, found, n)
     other = adopted_once(name, found if again is None else again, ours.n)
     if _look(name, ours, 1) != _look(name, other, -1):
         raise _unsteady(name)
@@ -138,7 +138,7 @@ def adopted(name: str, found: object, n: int | None = None, again: object = None
 
 def adopted_once(name: str, found: object, n: int) -> Schedule:
     """Return the same as `adopted`, without a second result to compare."""
-    return _sized(name, found, n) if isinstance(found, Mixing) else _held(name, found, n)
+    return _sized(name, found, n) if isinstance(found, Mixing) else _check_schedule(name, found, n)
 
 
 def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) -> Mixing:
@@ -161,13 +161,13 @@ def digest_of(schedule: Schedule) -> str:
 def _weighed(topology: Topology, weights: str | None, brought: str | None) -> Mixing:
     if weights is None or not is_own_weights(weights):
         return build(topology, weights or brought or topology.weights or "metropolis")
-    mixings = [_made_weights(weights, topology, custom_given(weights, WEIGHTS, topology)) for _ in range(2)]
+    mixings = [_check_weights(weights, topology, custom_given(weights, WEIGHTS, topology)) for _ in range(2)]
     if _look(weights, mixings[0], 1) != _look(weights, mixings[1], 1):
         raise _unsteady(weights)
     return mixings[0]
 
 
-def _made_weights(name: str, topology: Topology, found: object) -> Mixing:
+def _check_weights(name: str, topology: Topology, found: object) -> Mixing:
     if isinstance(found, Mixing):
         if found.topology.digest != topology.digest:
             raise ConfigError(f"{name} returned weights of another graph than it was given", YOURS)
@@ -183,7 +183,7 @@ def custom_given(name: str, how: CalledWith, *arguments: object) -> Any:
         raise ConfigError(str(error), error.advice) from error
 
 
-def _asked(name: str, n: int, seed: int) -> object:
+def _make_graph(name: str, n: int, seed: int) -> object:
     found = custom_given(name, GRAPH, n, seed)
     known = isinstance(found, Topology | Mixing) or hasattr(found, "mixing")
     if not known:
@@ -192,7 +192,7 @@ def _asked(name: str, n: int, seed: int) -> object:
     return found
 
 
-def _held(name: str, found: Any, n: int | None) -> Schedule:
+def _check_schedule(name: str, found: Any, n: int | None) -> Schedule:
     """Return the user's schedule; each of its rounds is checked when it is made."""
     missing = [word for word in ("n", "period", "mixing", "partners") if not hasattr(found, word)]
     if missing:

@@ -141,7 +141,7 @@ class ParallelPlan(SharedSteps):
         size = (fragments.largest + TAIL) * kind.itemsize
         s = self.experiment.simulation
         lines = [f"{m} workers, {p.method}: {self.collective.steps(m)} messages one after the other a round"]
-        sent = self._sent(self.sums_of(task), fragments, kind.itemsize)
+        sent = self._count_sent_bytes(self.sums_of(task), fragments, kind.itemsize)
         each, one = ("gradient", "a gradient") if self.gradients else ("update", "an update")
         what = f"{each}s by {p.codec}" if p.codec else "sums"
         lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in {one}")
@@ -165,7 +165,7 @@ class ParallelPlan(SharedSteps):
         facts = {"method": p.method, "workers": p.workers, "payload": [0], "identical": False}
         return RunOutlook(0, facts, lines)
 
-    def _sent(self, sums: RoundSums, fragments: Fragments, itemsize: int) -> list[int]:
+    def _count_sent_bytes(self, sums: RoundSums, fragments: Fragments, itemsize: int) -> list[int]:
         last = range(self.experiment.rounds, self.experiment.rounds + fragments.count)
         return max((payload_sent(sums, self.n, itemsize, round) for round in last), key=max)
 
@@ -173,7 +173,7 @@ class ParallelPlan(SharedSteps):
         kind = np.dtype(f"f{itemsize}")
         fragments = self.fragments(parameters, self.segments)
         sums = fragment_sums(self.experiment, fragments, kind, self.segments, self.bucket(parameters, itemsize))
-        most = max(self._sent(sums, fragments, itemsize))
+        most = max(self._count_sent_bytes(sums, fragments, itemsize))
         what = "gradients" if self.gradients else "updates"
         sent = f"this worker's {what}, in sums, to other workers: up to {most:,} bytes a round; no data"
         seen = f"as it is: other workers see {what} and sums of some, and trust what is sent to them"
