@@ -12,6 +12,8 @@ from loops_kit import ring
 from torch import nn
 
 import fedgossip
+from fedgossip.core.records import PeerRow
+from fedgossip.runs.run_directory import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
 
@@ -33,6 +35,11 @@ class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": TEXT[place], "labels": TEXT[place]}
 
 
+def logged(run: Run) -> set[str]:
+    """Return the names of all logged numbers."""
+    return {name for row in run.rows if isinstance(row, PeerRow) for name in row.logged or ()}
+
+
 def test_a_trainer_of_hugging_face_takes_part_by_one_line(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from fedgossip.loops.transformers import joining  # the name of earlier releases: scripts of users have it
@@ -41,12 +48,16 @@ def test_a_trainer_of_hugging_face_takes_part_by_one_line(tmp_path: Path) -> Non
         model = gpt2()
         args = transformers.TrainingArguments(
             str(tmp_path), max_steps=6, per_device_train_batch_size=4, report_to=[], logging_steps=1, use_cpu=True,
-            save_strategy="no", disable_tqdm=True,
+            save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1,
         )  # fmt: skip
-        transformers.Trainer(model=model, args=args, train_dataset=Lines(), callbacks=[joining()]).train()
+        data = {"train_dataset": Lines(), "eval_dataset": Lines()}
+        trainer = transformers.Trainer(model=model, args=args, callbacks=[joining()], **data)
+        trainer.train()
+        trainer.evaluate()  # after the run
 
     done = fedgossip.simulate_loop(run, experiment=ring(2))
     assert done.summary["status"] == "finished" and done.summary["rounds"] == 3
+    assert logged(done) == {"eval_loss"}
 
 
 def test_of_a_model_with_lora_adapters_they_travel_alone() -> None:
@@ -80,6 +91,9 @@ def test_a_trainer_of_lightning_takes_part_by_one_line(tmp_path: Path) -> None:
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return (self.layer(batch[0]) ** 2).mean()
 
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("val_size", self.layer(batch[0]).abs().mean())
+
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), 0.1)
 
@@ -90,10 +104,13 @@ def test_a_trainer_of_lightning_takes_part_by_one_line(tmp_path: Path) -> None:
             enable_model_summary=False, default_root_dir=tmp_path, callbacks=[joining()], accumulate_grad_batches=2,
         )  # fmt: skip
         with warnings.catch_warnings():
-            trainer.fit(Small(), torch.utils.data.DataLoader(data, batch_size=4))
+            batches, module = torch.utils.data.DataLoader(data, batch_size=4), Small()
+            trainer.fit(module, batches, batches)
+            trainer.validate(module, batches, verbose=False)  # after the run
 
     done = fedgossip.simulate_loop(run, experiment=ring(2))
     assert done.summary["status"] == "finished" and done.summary["rounds"] == 4  # 16 batches, 8 steps
+    assert logged(done) == {"val_size"}
 
 
 def test_what_accelerate_has_prepared_joins_as_it_is() -> None:

@@ -12,7 +12,8 @@ from fedgossip.drivers.loops.loop_handle import JoinedLoop
 def joining(**how: Any) -> Any:
     """Return a Callback with the arguments of `fedgossip.join`, which joins at the start of training.
 
-    `step()` follows each optimizer step; the Trainer stops after the run.  Raises ConfigError without lightning.
+    `step()` follows each optimizer step; metrics of a validation go into the record by their names; the Trainer stops
+    after the run.  Raises ConfigError without lightning.
     """
     base: Any = needed("lightning.pytorch", "lightning", "joining()").Callback
 
@@ -33,9 +34,14 @@ def joining(**how: Any) -> Any:
             if not self.peer.step(examples=_examples(batch) * trainer.accumulate_grad_batches):
                 trainer.should_stop = True
 
+        def on_validation_end(self, trainer: Any, _module: Any) -> None:
+            if self.peer is not None and not self.peer.done:
+                self.peer.log(**{name: value for name, value in trainer.callback_metrics.items() if name != "loss"})
+
         def on_train_end(self, _trainer: Any, _module: Any) -> None:
             assert self.peer is not None
             self.peer.close()
+            self.peer = None  # not of this run: what `validate` measures afterwards
 
         def on_exception(self, _trainer: Any, _module: Any, exception: BaseException) -> None:
             if self.peer is not None:
