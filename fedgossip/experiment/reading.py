@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -58,7 +58,7 @@ def load_experiment(
     where, content = content_of(source, overrides)
     if size is not None:
         _override(content, f"{kind_in(content, where).size}={size}")
-    content.update({key: value for key, value in top.items() if value is not None})
+    content.update({key: _plain(value) for key, value in top.items() if value is not None})
     return checked(content, where)
 
 
@@ -66,6 +66,9 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
     """Return the file's name for errors, and its content with absolute paths, as `load_experiment` reads it."""
     if isinstance(source, Mapping):
         where, content = "experiment", _copied(source)
+    elif not isinstance(cast(object, source), str | os.PathLike):
+        text = f"an experiment is no {type(source).__name__}"
+        raise ConfigError(text, "Give the path of a file, a mapping of the same shape, or an Experiment.")
     else:
         where, content = str(source), _read(Path(source))
     for override in overrides:
@@ -347,7 +350,20 @@ def _is_path(graph: str, base: Path) -> bool:
 
 
 def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in source.items()}
+    return {k: _plain(v) for k, v in source.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Python: of a number of another library (numpy's, a tensor) its own, of a path its text."""
+    if isinstance(value, Mapping):
+        return _copied(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value
 
 
 @dataclass(frozen=True)

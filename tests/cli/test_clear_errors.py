@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import in_process, typed
 
+import fedgossip
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.base.limits import CalledWith, check_call
 from fedgossip.cli import _of_disk
@@ -503,3 +504,34 @@ def test_keys_of_an_invite_are_not_made_in_the_folder_of_a_run(tmp_path: Path, m
     said = typed(["host", "e.toml", "--folder", "run"], tmp_path)
     assert said.code == 2 and "run: a run is in this folder" in said.err, said
     assert [one.name for one in (tmp_path / "run").iterdir()] == [mark]
+
+
+def test_numbers_of_other_libraries_and_paths_are_values_of_an_experiment(tmp_path: Path) -> None:
+    plain = {"rounds": 3, "seed": 2, "topology": {"graph": "ring", "n": 4}, "train": {"lr": 0.5}}
+    theirs = {
+        "rounds": np.int64(3),
+        "topology": {"graph": "ring", "n": np.uint8(4)},
+        "train": {"lr": np.array(0.5)},
+        "data": {"source": tmp_path / "t.csv"},
+    }
+    given = load_experiment(theirs, seed=np.int32(2))  # type: ignore[arg-type]
+    wanted = load_experiment({**plain, "data": {"source": str(tmp_path / "t.csv")}})
+    assert given.to_dict() == wanted.to_dict()
+
+
+@pytest.mark.parametrize("source", [[1], None, 3, b"e.toml"])
+def test_what_is_no_experiment_is_refused_by_its_type(source: object) -> None:
+    with pytest.raises(ConfigError, match=f"an experiment is no {type(source).__name__}"):
+        load_experiment(source)  # type: ignore[arg-type]
+
+
+def test_a_script_in_place_of_a_loop_s_function_is_refused_with_the_command_for_it() -> None:
+    with pytest.raises(ConfigError, match="a loop is a function, and no str") as refused:
+        fedgossip.simulate_loop("train.py", 2)  # type: ignore[arg-type]
+    assert "fedgossip launch --simulate" in refused.value.advice
+
+
+def test_the_nearest_size_of_a_graph_is_named_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        fedgossip.resolve("none", 0)
+    assert refused.value.advice == "Nearest sizes that it has: 1."

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy.typing as npt
 
@@ -70,6 +70,9 @@ def simulate_loop(
 
     Raises ConfigError, and TrainingError if a loop raised.
     """
+    if not callable(cast(object, function)):
+        text = f"a loop is a function, and no {type(function).__name__}"
+        raise ConfigError(text, "Give a function that calls fedgossip.join; of a script: fedgossip launch --simulate.")
     if not isinstance(experiment, Experiment):
         wished = Wished(n, graph)
         content = experiment_of(wished) if experiment is None else experiment

@@ -310,7 +310,8 @@ def _require(name: str, n: int, allowed: Callable[[int], bool]) -> None:
     if n <= MAX_NODES and n >= 1 and allowed(n):
         return
     span = range(max(1, min(n, MAX_NODES)), 0, -1), range(max(1, n + 1), min(2 * max(n, 1) + 64, MAX_NODES))
-    sizes = [size for some in span for size in [next(filter(allowed, some), None)] if size is not None]
+    nearest = [next(filter(allowed, some), None) for some in span]
+    sizes = list(dict.fromkeys(size for size in nearest if size is not None))
     advice = f"Nearest sizes that it has: {' and '.join(map(str, sizes))}." if sizes else "Give another size."
     raise ConfigError(f"{name} has no form with {n} {'node' if n == 1 else 'nodes'}", advice)
 
