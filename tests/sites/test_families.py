@@ -253,6 +253,41 @@ def test_robust_errors_are_those_of_all_records_in_one_place(folder: Path) -> No
     assert np.array(found.column(0, "std. error"), float) == pytest.approx(errors, rel=1e-8)
 
 
+@pytest.mark.parametrize("name", ["multinomial", "negative-binomial", "firth"])
+def test_errors_by_clusters_are_those_of_all_records_in_one_place(name: str, folder: Path) -> None:
+    """G / (G - 1) (n - 1) / (n - p) A^-1 (sum of u u') A^-1, u a person's gradient."""
+    found = fitted(folder, name, "--set", f"model.source={name}?errors=robust&cluster=person")
+    x, turned = standard(design(of := everybody(folder)))
+    cluster = clusters(of)
+    many = len(set(cluster))
+    assert any(one.startswith(f"errors are robust, of {many} clusters by person: ") for one in found.remarks)
+    if name == "firth":
+        estimates, _, _ = firth(of)
+        p = 1 / (1 + np.exp(-x @ np.linalg.solve(turned, estimates)))
+        spread, u = np.linalg.inv(x.T @ (x * (p * (1 - p))[:, None])), np.zeros((many, 5))
+        np.add.at(u, cluster, x * ((of["ill"] == "yes") - p)[:, None])
+        factor = many / (many - 1) * (len(x) - 1) / (len(x) - 5)
+        errors = np.sqrt(np.diag(turned @ spread @ (factor * u.T @ u) @ spread @ turned.T))
+        assert np.array(found.column(0, "std. error"), float) == pytest.approx(errors, rel=1e-8)
+        return
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    how = {"cov_type": "cluster", "cov_kwds": {"groups": cluster}, "method": "newton", "disp": 0, "tol": 1e-14}
+    if name == "multinomial":
+        y = np.array([("low", "middle", "high").index(one) for one in of["grade"]])
+        theirs = models.MNLogit(y, x).fit(maxiter=100, **how)
+        wanted = np.asarray(theirs.bse).T[:, 1:] * np.diag(turned)[1:]
+        ours = np.array(found.column(0, "std. error"), float).reshape(2, 5)[:, 1:]
+    else:
+        theirs = models.NegativeBinomial(of["visits"], x).fit(maxiter=200, **how)
+        wanted, ours = theirs.bse[1:5] * np.diag(turned)[1:], np.array(found.column(0, "std. error")[1:5], float)
+    assert ours == pytest.approx(wanted, rel=1e-7)
+
+
+def test_errors_by_clusters_are_robust(folder: Path) -> None:
+    said = typed(["fit", "firth.toml", "--to", "no", "--set", "model.source=firth?cluster=person"], folder)
+    assert said.code == 2 and "firth: clusters beside errors of single records" in said.err, said
+
+
 # --- table 1 ----------------------------------------------------------------------------------------------------------
 
 

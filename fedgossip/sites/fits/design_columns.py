@@ -14,7 +14,7 @@ Source of n: the largest share of one record in a sum is 1 / n, as in the domina
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,6 +137,15 @@ def check_outside(agreed: AgreedTable, name: str, where: str) -> None:
     if name in (one.name for one in agreed.columns):
         text = f"{where}: it is a column of the model, or its label"
         raise ConfigError(text, f"Leave it out of the model, drop={name}, and agree again.")
+
+
+def check_clusters(agreed: AgreedTable, options: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError for a `cluster` beside errors that are not robust, or that is a column of the model."""
+    if "cluster" not in options:
+        return
+    if options.get("errors") != "robust":
+        raise ConfigError(f"{where}: clusters beside errors of single records", "Add errors=robust.")
+    check_outside(agreed, options["cluster"], where)
 
 
 CUT_SHORT = "the last rounds failed, or sites refused a point at which few of their records count"

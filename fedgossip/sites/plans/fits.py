@@ -57,9 +57,9 @@ from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.design_columns import (
     bounds_of,
+    check_clusters,
     check_counted,
     check_outcome,
-    check_outside,
     codes_of,
     design_columns,
     words_instead,
@@ -179,9 +179,6 @@ def _glm_options(source: str) -> Mapping[str, str]:
     if not known or options.get("errors", QUASI) not in (ROBUST, QUASI):
         advice = f"It has errors={ROBUST} or errors={QUASI}, cluster=COLUMN, offset=COLUMN and weights=COLUMN."
         raise ConfigError(f"model.source = {source!r}: no such option", advice)
-    if "cluster" in options and options.get("errors") != ROBUST:
-        text = f"model.source = {source!r}: clusters beside errors of single records"
-        raise ConfigError(text, f"Add errors={ROBUST}.")
     return options
 
 
@@ -220,8 +217,7 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
         text = f"glm:gamma: {labels[0].name!r} has few different values"
         raise ConfigError(text, "It is of times, costs, concentrations; of a few numbers take glm:poisson or ordinal.")
-    if "cluster" in options:
-        check_outside(agreed, options["cluster"], f"model.source = {source!r}")
+    check_clusters(agreed, options, f"model.source = {source!r}")
     prior = _prior_columns(source, options, agreed)
     c = design_columns(agreed, f"glm:{family}", without=[one.name for one in prior.values()])
     return GlmDesign(

@@ -23,7 +23,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_clusters, read_for_fit
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.data.table_files import TableFile
@@ -345,16 +345,20 @@ def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTab
 
 @dataclass(frozen=True, eq=False)
 class SiteSample:
-    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the index of the class."""
+    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the index of the class;
+    cluster [m], from 0, None: each record is one.
+    """
 
     x: Values
     y: Values
+    cluster: npt.NDArray[np.int64] | None = None
 
 
 def read_sample(d: FamilyDesign, agreed: AgreedTable, file: TableFile, kind: str) -> SiteSample:
     """Return a site's records for `regression_design`.  Raises ConfigError as `read_for_fit`."""
     found = read_for_fit(file, agreed, kind)
-    return SiteSample(scaled(d, found.x), np.asarray(found.y, np.float64).reshape(len(found), -1))
+    cluster = read_clusters(file, agreed, d.options["cluster"]) if "cluster" in d.options else None
+    return SiteSample(scaled(d, found.x), np.asarray(found.y, np.float64).reshape(len(found), -1), cluster)
 
 
 def upper(width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

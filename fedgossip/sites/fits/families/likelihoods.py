@@ -2,7 +2,8 @@
 
     round 0        sums that determine the first point
     round r        log likelihood, gradient and information at the point computed from all earlier rounds
-    last round     with errors=robust: the sum of s s' over records, s a record's gradient, at the last point
+    last round     with errors=robust: the sum of s s' over records, s a record's gradient, at the last point; with
+                   cluster=COLUMN over clusters of records, s the gradient of one
 
 Steps as `glm.moved`, with -2 log likelihood as deviance.  Robust errors: A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley
 Symposium, 1967).
@@ -51,7 +52,15 @@ from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, carried_by_one, effective, too_few
+from fedgossip.sites.fits.design_columns import (
+    CUT_SHORT,
+    LOOK,
+    RECORDS_EACH,
+    carried_by_one,
+    check_clusters,
+    effective,
+    too_few,
+)
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -69,7 +78,17 @@ from fedgossip.sites.fits.families.family import (
     upper,
 )
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, in_units, moved, rank_of
-from fedgossip.sites.fits.glm.glm_result import INTERCEPT, RATES, SOFTMAX, coefficient, few_share, layer_of, rounded_to
+from fedgossip.sites.fits.glm.glm_result import (
+    INTERCEPT,
+    RATES,
+    SOFTMAX,
+    coefficient,
+    few_share,
+    layer_of,
+    of_clusters,
+    rounded_to,
+)
+from fedgossip.sites.fits.glm.glm_sums import summed_by
 
 STEPS = 16
 """Maximum number of Newton steps."""
@@ -168,7 +187,7 @@ class Likelihood(ABC):
 class LikelihoodFamily:
     """The `SumsFamily` of a likelihood."""
 
-    options = ("errors",)
+    options = "errors", "cluster"
 
     def __init__(self, of: Likelihood) -> None:
         self.of = of
@@ -188,6 +207,7 @@ class LikelihoodFamily:
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         if options.get("errors", MODEL) not in (MODEL, ROBUST):
             raise ConfigError(f"errors={options['errors']}", f"It is {MODEL} or {ROBUST}.")
+        check_clusters(agreed, options, self.name)
         labels = agreed.schema.labels
         if len(labels) != self.of.labels:
             text = f"{self.name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
@@ -209,7 +229,8 @@ class LikelihoodFamily:
         one = {"likelihood": SumBlock(1), "gradient": SumBlock(k), "information": SumBlock(k * (k + 1) // 2)}
         if more := self.of.more(d):
             one["more"] = SumBlock(more)
-        last = [{"squares": SumBlock(k * (k + 1) // 2)}] if self._robust(d) else []
+        clusters = {"clusters": SumBlock(1, counts=True)} if "cluster" in d.options else {}
+        last = [clusters | {"squares": SumBlock(k * (k + 1) // 2)}] if self._robust(d) else []
         width = len(d.columns) + 1
         start = {"first": SumBlock(first), "products": SumBlock(width * (width + 1) // 2)}
         if outcomes := self.of.outcomes(d, np.ones((1, self.of.labels))).shape[1]:
@@ -220,7 +241,8 @@ class LikelihoodFamily:
         k = len(self.of.names(d))
         more = f", {self.of.more(d)} of products of three columns" if self.of.more(d) else ""
         each = f"the log likelihood, {k} sums of columns by residuals, {k * (k + 1) // 2} of products of columns{more}"
-        last = ("at last as many sums of products of residuals by columns",) if self._robust(d) else ()
+        by = f", summed by {d.options['cluster']}, and the number of these" if "cluster" in d.options else ""
+        last = (f"at last as many sums of products of residuals by columns{by}",) if self._robust(d) else ()
         first = f"first the number of records, sums of {d.outcome}, and of products of columns and classes"
         return first, f"then, in each of at most {STEPS} steps, {each}", *last
 
@@ -258,8 +280,8 @@ class LikelihoodFamily:
         state, rows = self.state(d, pooled), upper(len(self.of.names(d)))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             if round > STEPS:
-                scores = self.of.terms(d, site, _last(state)).scores
-                return {"squares": (scores.T @ scores)[rows]}
+                scores = summed_by(self.of.terms(d, site, _last(state)).scores, site.cluster)
+                return {"clusters": [len(scores)], "squares": (scores.T @ scores)[rows]}
             found = self.of.terms(d, site, state.point)
         gradient, likelihood = found.scores.sum(axis=0), math.fsum(found.likelihood)
         numbers = {"likelihood": [likelihood], "gradient": gradient, "information": found.information[rows]}
@@ -283,8 +305,8 @@ class LikelihoodFamily:
         both = zip(there.weights, begin.weights, strict=True)
         few = next(filter(None, (too_few(w, float(unit.mean()), named, d.suppress) for w, unit in both)), "")
         if not few and round > STEPS:
-            squares = zip(self.of.names(d), (there.scores**2).T, strict=True)
-            few = carried_by_one(list(squares))
+            squares = zip(self.of.names(d), (summed_by(there.scores, site.cluster) ** 2).T, strict=True)
+            few = carried_by_one(list(squares), "records" if site.cluster is None else "clusters")
         if few or not len(there.whole):
             return few
         least = min(d.suppress, effective(begin.whole) / 2)
@@ -300,6 +322,10 @@ class LikelihoodFamily:
         spread = covariance(state, 1.0)
         if self._robust(d):
             spread = spread @ symmetric(pooled[-1]["squares"], len(names)) @ spread
+        clusters = pooled[-1].of.get("clusters")
+        if clusters is not None:
+            rank = rank_of(state.sums.information)
+            spread = spread * of_clusters(d.options["cluster"], int(clusters[0]), state.sums.records, rank)
         estimates = turned @ _last(state)
         errors = np.sqrt(np.diag(turned @ spread @ turned.T))
         likelihood, free = -state.sums.deviance / 2, max(1, state.sums.records - rank_of(state.sums.information))
@@ -321,7 +347,8 @@ class LikelihoodFamily:
         aic = -2 * likelihood + 2 * rank_of(state.sums.information)
         remarks = [f"log likelihood {likelihood:.8g}, AIC {aic:.8g}", *self.of.remarks(d, estimates)]
         if self._robust(d):
-            remarks.append("errors are robust: they hold where the family's variance does not")
+            of = "" if clusters is None else f", of {clusters[0]} clusters by {d.options['cluster']}"
+            remarks.append(f"errors are robust{of}: they hold where the family's variance does not")
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
         if few:
             remarks.append(FEW.format(d.suppress))

@@ -220,7 +220,7 @@ def fit_of(
 
 
 def of_clusters(name: str, clusters: int, records: int, rank: int) -> float:
-    """Return the factor of a covariance by few clusters, as of Stata and statsmodels.  Raises TrainingError for too few
+    """Return the factor of a covariance by few clusters, as in statsmodels.  Raises TrainingError for too few
     clusters to determine it.
     """
     if clusters <= rank:
