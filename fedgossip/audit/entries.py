@@ -105,7 +105,7 @@ def owner_of(first: LogEntry) -> Owner:
         raise ValueError(f"a log of format {facts.get('format')}; this is format {FORMAT}")
     participant, words = facts.get("participant"), [facts.get(name) for name in ("role", "key", "run", "version")]
     if not isinstance(participant, int) or not all(isinstance(word, str) for word in words):
-        raise ValueError("a first entry that does not say whose log it is")
+        raise ValueError("a first entry that does not name the log's owner")
     role, key, run, version = map(str, words)
     if not re.fullmatch("[0-9a-f]{64}", key):
         raise ValueError("a first entry without a key")
@@ -162,7 +162,7 @@ def moment(time: str) -> int:
         raise ValueError("a time without a zone")
     ms = round(at.timestamp() * 1000)
     if stamp(ms * 1_000_000) != time:
-        raise ValueError(f"{time!r} is no time as it is written here")
+        raise ValueError(f"{time!r} is not a time in this log's format")
     return ms
 
 
@@ -194,7 +194,7 @@ def parsed(line: bytes) -> LogEntry:
         raise ValueError("no entry of a log") from None
     content = line[: -_TAIL - 1]
     if line != _closed(content, entry.hash, entry.signature) + b"\n" or entry.hash != _hash(content):
-        raise ValueError(f"not as it was written: entry {entry.number} says another hash than it has")
+        raise ValueError(f"not as it was written: entry {entry.number} states another hash than its own")
     return entry
 
 

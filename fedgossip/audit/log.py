@@ -87,7 +87,7 @@ def read(path: Path) -> Lives:
             logged.append((entry.kind, entry.facts))
         last, whole = entry, whole + len(line)
     if owner is None or last is None:
-        raise _refused(path, "no entry is there")
+        raise _refused(path, "the log has no entry")
     if not is_signed(last, owner.key):
         raise _refused(path, f"line {last.number + 1}: not signed by {owner}, whose log this is")
     if torn > ENTRY_BYTES_MAX:

@@ -163,13 +163,13 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
         end = at + LENGTH.size
         size = LENGTH.unpack_from(content, at)[0] if end <= len(content) else 0
         if not 0 < size <= RECORD_BYTES_MAX or end + size > len(content):
-            raise RecordError(path, number, "cut short, or of another length than it says")
+            raise RecordError(path, number, "cut short, or of another length than stated")
         whole = content[at : end + size]
         try:
             record = from_msgpack(_decoder, whole[LENGTH.size :])
         except UnreadableError:
-            raise RecordError(path, number, "not as it is written here") from None
+            raise RecordError(path, number, "not in the canonical form") from None
         if packed(record) != whole:  # each record has one encoding, so that the bytes read are the bytes signed
-            raise RecordError(path, number, "not as it is written here")
+            raise RecordError(path, number, "not in the canonical form")
         yield record, whole
         at = end + size

@@ -74,7 +74,7 @@ class Transcript:
             self._file = patiently(lambda: os.open(self.path, flags, 0o600))
         except FileExistsError:
             advice = "Every session has a number of its own, higher than those before."
-            raise AuditError(f"{self.path}: there is a transcript of this session", advice) from None
+            raise AuditError(f"{self.path}: a transcript of this session exists", advice) from None
         except OSError as error:
             raise NotWrittenError(self.path, error) from None
         self._append(MAGIC + packed(Begun(__version__, session, roster.hash, coordinator, previous)))
@@ -274,12 +274,12 @@ class Round:
 
     def _take(self, place: int, record: AnyRecord, before: bytes) -> None:
         if (place == 1) != isinstance(record, Begun):
-            wrong(place, "a transcript begins with whose it is, once")
+            wrong(place, "a transcript begins with its owner, once")
         if isinstance(record, Begun):
             self._begin(record)
         elif isinstance(record, Sealed):
             if not verify(self.coordinator, record.signature, sealed_content(before, record.outcome)):
-                wrong(place, "the coordinator has not signed this file as it is: changed, cut out or put in")
+                wrong(place, "the coordinator has not signed this file: something was changed, removed or added")
             self.outcome = record.outcome or "given up"
         elif isinstance(record, Announced):
             if self.announced.setdefault(record.keys.client, (place, record.keys))[1] != record.keys:
@@ -318,7 +318,7 @@ class Round:
         except ProtocolError as error:
             wrong(place, str(error))
         if not isinstance(message, KEPT):
-            wrong(place, f"{message!r} is kept whole: what it carries does not belong here")
+            wrong(place, f"{message!r} is stored whole: its content does not belong here")
         name, size = frames.name_of(type(message)), len(record.frame) - frames.SIGNATURE
         return LoggedFrame(place, record.sent, record.client, name, frames.body_hash(record.frame), size, message)
 
@@ -342,5 +342,5 @@ class Round:
         if record.sent:
             return frames.COORDINATOR, self.coordinator
         if record.client is None:
-            wrong(place, "a frame from nobody")
+            wrong(place, "a frame without a sender")
         return record.client, self.roster.identity(record.client)

@@ -164,8 +164,8 @@ def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
     for session, (sum_hash, place) in one.sums.items():
         if session in other.sums and other.sums[session][0] != sum_hash:
             there, at = other.sums[session]
-            text = f"{one}, {one.place} {place}, was told the sum {sum_hash[:12]} of session {session}"
-            yield f"{text}; {other}, {other.place} {at}, says {there[:12]}"
+            text = f"{one}, {one.place} {place}, received the sum {sum_hash[:12]} of session {session}"
+            yield f"{text}; {other}, {other.place} {at}, states {there[:12]}"
 
 
 def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
@@ -185,7 +185,7 @@ def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
     if receiver.owner and receiver.owner.role == CLIENT and not receiver.receives:
         return
     if receiver.owner and not receiver.receives and sender.sent:
-        yield f"{receiver} says of nothing that it came: compare with the transcripts"
+        yield f"{receiver} records no receipt: compare with the transcripts"
         return
     left, arrived = _between(sender.sent, sender, receiver), _between(receiver.received, receiver, sender)
     named = set()
@@ -194,18 +194,18 @@ def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
         if content in arrived:
             got, there = arrived[content]
             if sent.fates and got.fates and sent.fates != got.fates:
-                yield f"{text}, of shares {sent.fates}; {receiver}, {receiver.place} {there}, says of {got.fates}"
+                yield f"{text}, of shares {sent.fates}; {receiver}, {receiver.place} {there}, states {got.fates}"
             continue
         others = [one for one in arrived if one[:2] == content[:2] and one not in left and one not in named]
         if others:
             named.add(others[0])
             got, there = arrived[others[0]]
-            yield f"{text}; what came to {receiver}, {receiver.place} {there}, was {got}"
+            yield f"{text}; {receiver}, {receiver.place} {there}, received {got}"
         else:
-            yield f"{text}; {receiver} does not say that it came: lost on its way, or left out"
+            yield f"{text}; {receiver} does not record its receipt: lost on its way, or left out"
     for content, (got, there) in arrived.items():
         if content not in left and content not in named:
-            yield f"to {receiver}, {receiver.place} {there}, came {got}; {sender} does not say that it sent that"
+            yield f"{receiver}, {receiver.place} {there}, received {got}; {sender} does not record its sending"
 
 
 def _between(
@@ -251,7 +251,7 @@ def verify_log(path: Path, key: bytes | None = None, head: str | None = None) ->
     for place, line in enumerate(lines(path), 1):
         following.take(place, line)
         if len(following.faults) >= NAMED_MAX:
-            following.faults.append(Fault(place, "so many faults: what follows was not looked at"))
+            following.faults.append(Fault(place, "too many faults: the rest was not examined"))
             break
     return following.verdict(path, head)
 
@@ -277,7 +277,7 @@ class _Following:
     def take(self, place: int, line: bytes) -> None:
         if not line.endswith(b"\n"):
             size = f"{len(line)} bytes" if len(line) < ENTRY_BYTES_MAX else "many bytes"
-            what = f"cut short, {size} without an end; a crash does this, and the next life mends it and says so"
+            what = f"cut short, {size} without an end; a crash does this, and the next life mends and records it"
             return self._wrong(place, what)
         try:
             entry = parsed(line)
@@ -341,9 +341,9 @@ class _Following:
 
     def verdict(self, path: Path, head: str | None) -> Verification:
         if self.last is None and not self.faults:
-            self.faults.append(Fault(0, "no entry is there"))
+            self.faults.append(Fault(0, "the log has no entry"))
         elif self.key is None:
-            self.faults.append(Fault(0, "no signature was verified: the log does not say whose it is; give the key"))
+            self.faults.append(Fault(0, "no signature was verified: the log does not name its owner; give the key"))
         if self.owner and not self.given:
             self.remarks.append(f"verified by the key that the log itself names, {self.owner.key.hex()}: is it theirs?")
         self._end(head)
@@ -355,12 +355,12 @@ class _Following:
         if head is None:
             if self.last and self.last.kind != CLOSED:
                 self.remarks.append(
-                    "no end marker: still being written, ended by a crash, or cut off there; --head tells"
+                    "no end marker: still being written, ended by a crash, or cut off there; --head decides"
                 )
         elif head not in self._places:
-            self.faults.append(Fault(0, f"no entry has the hash {head}, which was told: the end is cut off"))
+            self.faults.append(Fault(0, f"no entry has the hash {head}, which was given: the end is cut off"))
         elif self.last and (after := self.last.number + 1 - self._places[head]) > 0:
-            self.remarks.append(f"{after} entries after the hash that was told")
+            self.remarks.append(f"{after} entries after the given hash")
 
     def _facts(self) -> dict[str, object]:
         owner = self.owner

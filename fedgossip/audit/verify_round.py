@@ -68,7 +68,9 @@ def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) 
         return replace(verdict, remarks=(f"the file before, with SHA-256 {previous}, is not here",) * gone)
     fault: tuple[Fault, ...] = ()
     if previous != hashlib.sha256(content_of(before)).hexdigest():
-        fault = (Fault(1, f"it does not follow {before.name} as that is now: changed, or a file between is gone"),)
+        fault = (
+            Fault(1, f"it does not follow {before.name} in its present form: changed, or a file between is missing"),
+        )
     elif facts.get("keys announced") and facts.get("previous sid") not in sessions:
         fault = (Fault(0, "its keys were announced in a session that no file before it is of"),)
     return replace(verdict, faults=verdict.faults + fault)
@@ -155,7 +157,7 @@ class Course:
             if not keys_are_signed(keys, d, d.round, self.round.roster):
                 wrong(place, f"keys that client {client} did not sign for this round")
             if len(seen | {keys.c_pk, keys.s_pk}) != len(seen) + 2 or small_order(keys.c_pk) or small_order(keys.s_pk):
-                wrong(place, f"a key of client {client} is there twice, or of small order")
+                wrong(place, f"a key of client {client} occurs twice, or is of small order")
             seen |= {keys.c_pk, keys.s_pk}
         self.keys = {client: found[client][1] for client in sorted(found)}
 

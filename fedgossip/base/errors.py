@@ -41,9 +41,9 @@ class NotWrittenError(ConfigError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
-        advice = "Make room there and go on, with --resume; or choose a folder on another disk: --out, or --folder."
+        advice = "Make room there and resume, with --resume; or choose a folder on another disk: --out, or --folder."
         if forbidden:
-            advice = "Choose a folder in which you may write, or go on with --resume when you may."
+            advice = "Choose a folder in which you may write, or resume with --resume when you may."
         super().__init__(f"{path}: not written: {reason(error)}{'' if forbidden else _room(path)}", advice)
         self.path = path
 
@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
 def not_writable(path: Path, error: OSError) -> ConfigError:
     """Return the error for a folder of results that could not be created or opened."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return ConfigError(f"{path}: a file is there, and a folder was expected", "Give another folder with --out.")
+        return ConfigError(f"{path}: a file, and a folder was expected", "Give another folder with --out.")
     return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
 
 
@@ -124,12 +124,12 @@ class ExitCode:
     advice: str = ""
 
 
-_READ = "Read the two lines: what was wrong and where, and what to do now."
+_READ = "Read the two lines: the fault and its place, and what to do now."
 
-_GO_ON = "The line that goes on was printed, where there is one."
+_GO_ON = "The command that resumes was printed, if there is one."
 
 EXIT_CODES: Mapping[int, ExitCode] = {
-    0: ExitCode("finished", "The command did what it was asked."),
+    0: ExitCode("finished", "The command succeeded."),
     1: ExitCode(
         "fault",
         "A fault of fedgossip itself; or what was compared is not the same: a replay that differs, a log that is not "
@@ -137,28 +137,28 @@ EXIT_CODES: Mapping[int, ExitCode] = {
         "With a fault of fedgossip set FEDGOSSIP_TRACEBACK=1 to see where, and report it.",
     ),
     2: ExitCode("configuration", "A file, a key or an argument cannot be used.", _READ),
-    3: ExitCode("network", "An address cannot be used, or nothing was heard.", _READ),
-    4: ExitCode("refused", "Another peer sent what cannot be accepted, or refused what this one sent.", _READ),
+    3: ExitCode("network", "An address cannot be used, or no message arrived.", _READ),
+    4: ExitCode("refused", "Another peer sent an invalid message, or refused this one's message.", _READ),
     5: ExitCode("training failed", "A loss is not finite, or a function of yours raised.", _READ),
     6: ExitCode(
         "privacy budget",
-        "A budget of privacy ended the run, or would end it before its rounds are done.",
-        "`fedgossip privacy plan` says what a budget is worth, `fedgossip privacy spent` what is gone of it.",
+        "A privacy budget ended the run, or would end it before its rounds are done.",
+        "`fedgossip privacy plan` explains the budget, `fedgossip privacy spent` shows how much of it is used.",
     ),
     7: ExitCode(
         "too few peers",
-        "Too few peers came, the coordinator ended early, or nothing was exchanged at all.",
-        "See who was there, and at which address; then go on with --resume.",
+        "Too few peers joined, the coordinator ended early, or nothing was exchanged.",
+        "See which peers took part, and at which address; then resume with --resume.",
     ),
     8: ExitCode(
         "cannot be resumed",
-        "A run cannot go on from what it left, or not with this experiment.",
+        "A run cannot resume from its files, or not with this experiment.",
         "The keys that differ are named; a run with others is another run, with a folder of its own.",
     ),
     PARTIAL_EXIT: ExitCode(
         "partial",
-        "The run came to its end, and not all that it is for happened: somebody's model is missing.",
-        "The last lines, the report and `lacking` in the summary say what, and of whom.",
+        "The run ended, but not all of it happened: for example a participant's model is missing.",
+        "The last lines, the report and `lacking` in the summary state what, and of whom.",
     ),
     129: ExitCode("SIGHUP", "Its terminal was closed; it ended as by Ctrl-C.", _GO_ON),
     130: ExitCode("Ctrl-C", "Somebody stopped it.", _GO_ON),

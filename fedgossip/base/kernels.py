@@ -109,8 +109,8 @@ def remarks() -> list[str]:
     """Return warnings about the kernels to show before a run begins; [] without warnings."""
     if not late():
         return []
-    text = "torch had computed before fedgossip was imported, so its kernels are as they come"
-    return [f"{text}: an update may depend on what shares its call.  Import fedgossip first."]
+    text = "torch had computed before fedgossip was imported, so its kernels are those of the machine"
+    return [f"{text}: an update may depend on the other updates of its call.  Import fedgossip first."]
 
 
 def built_for_cpu() -> bool:

@@ -170,7 +170,7 @@ def check_marked(path: Path, text: str, what: str) -> None:
 
 def foreign(path: Path) -> ConfigError:
     """Return the refusal of a file without this user's mark, in a place for the user's files."""
-    text = f"{path}: no command of yours on this machine has made this, and whoever did chooses what it says"
+    text = f"{path}: no command of yours on this machine has made this, and its author decides its content"
     return ConfigError(
         text, f"Begin in another folder.  If it is yours, from elsewhere: {ADOPT} {shlex.quote(str(path))}"
     )

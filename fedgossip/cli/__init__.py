@@ -43,7 +43,7 @@ COMMANDS = {
     "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.run.peer", "Run the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.run.peer", "Run one client of a federated run over several machines."),
-    "step": ("fedgossip.cli.run.peer", "Go on with a run by folder, as far as that is possible now."),
+    "step": ("fedgossip.cli.run.peer", "Continue a run by folder, as far as possible now."),
     "worker": ("fedgossip.cli.run.peer", "Run one worker of a parallel run over several machines."),
     "server": ("fedgossip.cli.run.peer", "Run one server of a parallel run over several machines."),
     "manager": (
@@ -60,7 +60,7 @@ COMMANDS = {
     "watch": ("fedgossip.cli.run.watch", "Watch a run in progress: on the terminal, or as a page."),
     "board": (
         "fedgossip.cli.run.watch",
-        "All runs of a folder on one page: a table, and their curves beside each other.",
+        "All runs of a folder on one page: a table, and their curves together.",
     ),
     "runs": ("fedgossip.cli.run.runs", "List runs."),
     "collect": ("fedgossip.cli.run.runs", "Combine the folders of a run's peers into one run."),
@@ -80,9 +80,9 @@ COMMANDS = {
     ),
     "timeline": (
         "fedgossip.cli.lab.timeline",
-        "Draw who computes, sends, receives and waits in the first rounds of a run.",
+        "Draw computing, sending, receiving and waiting in the first rounds of a run.",
     ),
-    "lecture": ("fedgossip.cli.lab.lecture", "A course on distributed training: formulas beside runs, topic by topic."),
+    "lecture": ("fedgossip.cli.lab.lecture", "A course on distributed training: formulas and runs, topic by topic."),
     "advise": ("fedgossip.cli.lab.advise", "Advice before a run: the mesh of a participant's processes."),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (

@@ -58,7 +58,7 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
         found = [one for one in known if one.kind == LECTURE and one.facts == lecture]
     if not found:
         parts = {part for one in known for part in (one.name, one.name.rpartition(".")[2]) if part}
-        raise ConfigError(f"there is nothing that is called {word!r}", _nearest(name, parts))
+        raise ConfigError(f"there is nothing with the name {word!r}", _nearest(name, parts))
     return found
 
 

@@ -216,4 +216,4 @@ def _check(found: RunForecast) -> None:
     if (scores := found.scores) is not None:
         lengths = {len(scores.rounds), len(scores.averaged), len(scores.mean_peer), len(scores.worst_peer)}
         if len(lengths) > 1:
-            raise ValueError("scores of other rounds than they say")
+            raise ValueError("scores of other rounds than stated")

@@ -14,7 +14,7 @@ CODE, FROZEN, PROBE = "code", "frozen", "probe"
 DIFFERS: Mapping[str, str] = {
     CODE: "the source of its modules",
     FROZEN: "its frozen tensors",
-    PROBE: "what its first model gives for the probe",
+    PROBE: "the outputs of its first model for the probe",
 }
 """Texts of the differences."""
 

@@ -104,7 +104,7 @@ class PrivacyFacts(TypedDict):
 
 
 class SpentFacts(TypedDict, total=False):
-    """Of a run with a budget of privacy."""
+    """Of a run with a privacy budget."""
 
     epsilon: float | None
     """The same as privacy.epsilon."""

@@ -277,7 +277,7 @@ def checked_task(task: LocalTask) -> LocalTask:
         raise ConfigError(f"{kind} is no task: it has no {missing[0]}", advice)
     if hasattr(task, "state") != hasattr(task, "load_state"):
         lacks, has = ("state", "load_state") if hasattr(task, "load_state") else ("load_state", "state")
-        advice = "A peer that comes back is given what was kept of it: see fedgossip.StatefulTask."
+        advice = "A returning peer receives its stored state: see fedgossip.StatefulTask."
         raise ConfigError(f"{kind} has {has} and no {lacks}", advice)
     segments_of(task)
     return task
@@ -346,7 +346,7 @@ def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[
         task.load_state(node, memory)
     elif memory:
         text = f"peer {node}: {type(task).__name__} remembers nothing, and the checkpoint holds {', '.join(memory)}"
-        raise ResumeError(text, "Go on with the task that wrote it: see fedgossip.StatefulTask.")
+        raise ResumeError(text, "Resume with the task that wrote it: see fedgossip.StatefulTask.")
 
 
 Begun = dict[NodeId, tuple[int, Mapping[str, npt.NDArray[Any]]]]
@@ -406,7 +406,7 @@ def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
     for one in segments:
         if counted and one.kind == PARAMETER:
             text = f"segment {one.name!r} is a parameter behind {counted!r}, a statistic"
-            raise ConfigError(text, "Parameters come first, statistics behind all of them.")
+            raise ConfigError(text, "Parameters must be first, statistics after all of them.")
         counted = one.name if one.kind == STATISTIC else ""
         if one.start != end or min(one.shape, default=1) < 0:
             text = f"segment {one.name!r} holds elements {one.start} to {one.stop}, after one that ends at {end}"

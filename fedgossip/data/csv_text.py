@@ -161,7 +161,7 @@ def _western(path: Path, content: bytes, at: int) -> tuple[str, list[str]]:
     except UnicodeDecodeError:
         strange = True
     if strange:
-        advice = f'{UTF8}  Or declare what it is: encoding = "cp1250" (docs/sites/tables.md).'
+        advice = f'{UTF8}  Or declare it: encoding = "cp1250" (docs/sites/tables.md).'
         raise ConfigError(f"{path}, line {line}: byte {at} is of no text in UTF-8", advice)
     word = next(one for one in re.findall(r"[^\s,;|\"]+", text) if not one.isascii())
     return text, [f"{path.name}: not in UTF-8; read as Windows-1252, as {word[:40]!r} in line {line}"]
@@ -196,7 +196,7 @@ def _as_declared(path: Path, decimal: str, rows: list[list[str]], lines: Sequenc
                 row[place] = _pointed(cell, decimal)
             elif other in cell and (_COMMA.fullmatch(cell) or (is_number(cell) and not is_missing(cell))):
                 text = f"{path}, line {lines[at]}: {cell!r} has a {_NAMES[other]}, and the decimal mark is {decimal!r}"
-                raise ConfigError(text, "Correct the cell, or what is declared of the file.")
+                raise ConfigError(text, "Correct the cell, or the declaration of the file.")
             elif decimal == "," and _COMMA.fullmatch(cell):
                 row[place] = _pointed(cell, decimal)
 

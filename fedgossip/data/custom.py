@@ -77,7 +77,7 @@ def function(
                 raise ConfigError(text, f"It is looked for {places}.") from error
             missing = f"{error.name!r}{place_of(error)}"
             text = f"{source}: {module_name} is there, and a module that it imports is not: {missing}"
-            raise ConfigError(text, f"Install it, or put it beside the other: it is looked for {places}.") from error
+            raise ConfigError(text, f"Install it, or put it next to the other: it is searched {places}.") from error
         except (Exception, SystemExit) as error:
             text = f"{source}: importing {module_name} failed: {error!r}{place_of(error)}"
             raise ConfigError(text, SEE_WHERE) from error

@@ -344,7 +344,7 @@ def _located(source: str, base: Path | None) -> tuple[DataSource, Path | None, d
     if kind not in SOURCES:
         advice = nearest(kind, [*SOURCES, "module:function"])
         if table := kind_of(source.partition("?")[0]):
-            advice = f"Of a file, say its kind: {table}:{source}{'' if 'label=' in source else '?label=COLUMN'}"
+            advice = f"For a file write its kind: {table}:{source}{'' if 'label=' in source else '?label=COLUMN'}"
         raise ConfigError(f"unknown data source {source!r}", advice)
     one = SOURCES[kind]
     path, _, query = rest.partition("?")

@@ -64,8 +64,8 @@ def _pair(folder: Path, part: str) -> tuple[Path, Path] | None:
     if images is None or labels is None:
         missing = "images-idx3" if images is None else "labels-idx1"
         raise ConfigError(
-            f"{folder}: {part}-{missing}-ubyte[.gz] is missing beside {(images or labels)!s}",
-            "Images and labels come in pairs.",
+            f"{folder}: {part}-{missing}-ubyte[.gz] is missing next to {(images or labels)!s}",
+            "Give images and labels in pairs.",
         )
     return images, labels
 

@@ -96,7 +96,7 @@ METRICS: Mapping[str, tuple[Score, tuple[str, ...]]] = {
     "rmse": (Score("rmse", LOWER, "root mean squared error, in the label's unit", title="RMSE"), (REGRESSION, CONVEX)),
     "mae": (Score("mae", LOWER, "mean absolute error, in the label's unit", title="MAE"), (REGRESSION,)),
     "r2": (Score("r2", unit="share of the variance explained, 1 at best", title="R²"), (REGRESSION,)),
-    "loss": (Score("loss", LOWER, "what training makes smaller"), (*KINDS, CONVEX)),
+    "loss": (Score("loss", LOWER, "the loss that training minimises"), (*KINDS, CONVEX)),
     "gap": (Score("gap", LOWER, "at most so far above the best", title="duality gap"), (CONVEX,)),
 }
 
@@ -208,7 +208,7 @@ def _check_metric(kind: str, metric: str) -> None:
     name, _, query = metric.partition("?")
     if is_function(name):
         if name.endswith(":loss"):
-            text = f"task.metrics: {metric!r} is named as the loss, which is recorded beside it"
+            text = f"task.metrics: {metric!r} is named as the loss, which is recorded anyway"
             raise ConfigError(text, "Give your function another name.")
         options = dict(parse_qsl(query, keep_blank_values=True))
         for option in options:

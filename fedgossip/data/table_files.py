@@ -95,7 +95,7 @@ def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableF
     if kind in ENDINGS and path.suffix.lower() not in ENDINGS[kind]:
         raise ConfigError(f"{kind}:{path}: a file of {kind} ends in {' or '.join(ENDINGS[kind])}", "Save it as that.")
     if (QUERY in options) != (kind == SQL) or options.get(QUERY) == "":
-        text = f"{kind}:{path}: " + ("no query" if kind == SQL else "a query beside a file that is no database")
+        text = f"{kind}:{path}: " + ("no query" if kind == SQL else "a query with a file that is no database")
         raise ConfigError(text, "Write sql:DATABASE?query=FILE&label=COLUMN.")
     query = Path(options[QUERY]).expanduser() if kind == SQL else None
     return TableFile(path.expanduser(), declared, kind, query)

@@ -104,7 +104,7 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     worded = {_column(path, header, name.strip()) for name in options.get("categories", "").split(",") if name}
     if strangers := sorted(worded - set(features)):
         text = f"{path}: {header[strangers[0]]!r} is among the categories, and no feature"
-        raise ConfigError(text, "The label, the group and what is dropped are none; leave it out of one of them.")
+        raise ConfigError(text, "The label, the group and dropped columns are none; leave it out of one of them.")
     encoded = [EncodedColumn(header[c], categories=_categories(table, c) if c in worded else ()) for c in features]
     parts = zip(features, encoded, strict=True)
     x = _features([_one_hot(table, c, one) if one.categories else table.numbers(c, "") for c, one in parts])

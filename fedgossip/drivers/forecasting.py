@@ -212,12 +212,12 @@ def _check_courses(
     for course in courses:
         if not is_linear(course):
             name = plans[0].experiment.algorithm.name
-            advice = "Sums of what it is given are not sums of what it gives: there is nothing to forecast it by."
+            advice = "It is not linear: no forecast is possible."
             raise ConfigError(f"the forecast of {name} is not known: it is not linear", advice)
     if level == "probe":
         if plans[0].algorithm.needs.weighs_alike:
             name = plans[0].experiment.algorithm.name
-            text = f"the mean of {name} goes a way of its own, for models come late: a probe does not follow it"
+            text = f"the mean of {name} averages late models: a probe does not follow it"
             raise ConfigError(text, "Take --level shadow.")
     else:
         _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory, level)

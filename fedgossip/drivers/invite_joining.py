@@ -189,7 +189,7 @@ def _check(one: Entry, organiser: str, seats: Seats) -> None:
     if one.since not in times or not verify(organiser, admission_of(one.node, one.key, one.verify), one.admission):
         raise PeerError(f"the organiser has not signed that member {one.node} is one", SAME, peer=ORGANISER)
     if not is_signed(Endpoint(one.address, one.key, one.verify, signature=one.signature)):
-        raise PeerError(f"the organiser has changed what member {one.node} says of itself", SAME, peer=ORGANISER)
+        raise PeerError(f"the organiser has changed what member {one.node} states about itself", SAME, peer=ORGANISER)
 
 
 def _of_kind(answer: Invitations, kind: type[Kind]) -> Kind:
@@ -309,8 +309,8 @@ def _check_no_run(folder: Path) -> None:
 
 def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
     if (invite.experiment, invite.seats, invite.folder) != (experiment, seats.count, seats.folder):
-        advice = f"Go on with that one, or remove {place}: its invite is of no use then."
-        how = "to another experiment" if invite.folder == seats.folder else "by another way than --links says"
+        advice = f"Resume that one, or remove {place}: its invite is of no use then."
+        how = "to another experiment" if invite.folder == seats.folder else "by another carrier than --links names"
         raise ConfigError(f"{place} holds an invite {how}, whose run has not ended", advice)
     party = replace(_party(invite), seats=seats)  # with the groups of the same experiment
     return Hosted(place, organiser, _identity(place / PEER_KEY), party, experiment, invite.ports)
@@ -406,7 +406,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
     options = {key: value for key, value in e.algorithm.options.items() if value not in codes}
     made = make(e.algorithm.name, method, GraphFacts(n or 2), options)
     vectors = sum(slot.length is None for slot in made.slots)
-    come_and_go = "; others may come and go" if is_open_to(e, made.needs) else ""
+    come_and_go = "; others may join and leave" if is_open_to(e, made.needs) else ""
 
     def terms(numbers: int, size: int) -> JoiningTerms:
         terms_ = terms_of(e, name, n, numbers * size * vectors)

@@ -36,11 +36,11 @@ def kept_identity(folder: Path) -> Identity:
         public = outside_files.read_text(folder / PUBLIC_KEY)
     except (OSError, UnicodeDecodeError) as error:
         text = f"{folder / PUBLIC_KEY}: no public key ({getattr(error, 'strerror', None) or 'not text'})"
-        raise ResumeError(text, "Begin the run anew in another folder.") from None
+        raise ResumeError(text, "Start the run again in another folder.") from None
     path = owner_files.keys_folder() / _name(public)
     if not path.exists():
         text = f"{folder}: the secret key of this peer is not on this machine: {path} is not there"
-        raise ResumeError(text, "Go on where the run was begun, or copy that file from there.")
+        raise ResumeError(text, "Resume where the run was started, or copy that file from there.")
     with contextlib.suppress(OSError):
         os.utime(path)
     return Identity.load(path)

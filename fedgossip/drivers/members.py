@@ -59,7 +59,7 @@ def check_open(plan: Plan) -> GossipPlan:
     participants are not peers.
     """
     if not isinstance(plan, GossipPlan):
-        raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
+        raise ConfigError("clients of a coordinator can join and leave at any time", "Leave --members and --join out.")
     _check_open(plan.experiment, plan.algorithm.needs)
     return plan
 

@@ -110,7 +110,7 @@ def check_journalled(plan: Plan) -> None:
     elif isinstance(e, GossipExperiment) and (plan.masks or e.algorithm.mode != "sync"):
         what = "private gossip" if plan.masks else "asynchronous gossip"
     elif any(plan.spends(node) for node in range(plan.n)):
-        what = "a run with a budget of privacy"
+        what = "a run with a privacy budget"
     elif e.loops:
         what = "a training loop of one's own"
     if what:
@@ -264,7 +264,7 @@ def check_recordable(plan: Plan, trace_bytes: int) -> None:
     """Raise ConfigError for a trace of a run with masked messages, or with a privacy budget."""
     if trace_bytes and plan.experiment.budget:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
-        raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)
+        raise ConfigError("a run with a privacy budget cannot be replayed: its account is not in a trace", advice)
     if trace_bytes and plan.masks:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with masks cannot be replayed: its secrets are written down nowhere", advice)

@@ -398,7 +398,7 @@ class _PeerLife:
         except Exception as error:
             if isinstance(error, FedgossipError) or not life.resumed:
                 raise
-            text = f"{self.files.folder}: a checkpoint that peer {node} cannot go on from: {error!r}"
+            text = f"{self.files.folder}: a checkpoint that peer {node} cannot resume from: {error!r}"
             raise ResumeError(text, "Put a good copy there, or start this peer in a new folder.") from error
         if not trace_bytes:
             return machine

@@ -92,7 +92,7 @@ class PeerProcesses:
     def poll(self, timeout: float) -> None:
         """Wait for reports on the processes, at most `timeout` seconds."""
         if not self._read_reports(timeout):
-            raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
+            raise NetworkError("the process that starts the peers died", "Look at its output above.")
 
     def _read_reports(self, timeout: float) -> bool:
         """Read the warmed parent's reports for at most `timeout` seconds; false at its end."""

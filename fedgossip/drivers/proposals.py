@@ -203,7 +203,7 @@ def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
         raise ConfigError(f"the experiment has {size} letters; {PROPOSAL_LETTERS} can travel", "Shorten it.")
     digest = hashlib.sha256(whole.test).hexdigest() if name else ""
     if installed := [name for name in e.named_code if not _is_here(name)]:
-        advice = "Import it in a module beside the experiment, and name that: its text can be compared, and read."
+        advice = "Import it in a module next to the experiment, and name that: its text can be compared, and read."
         raise ConfigError(f"{installed[0]} is no code of this folder: others could not compare it with theirs", advice)
     model = (task.length, task.dtype.name) if task else (0, "")
     return Proposal(text, whole.graph, code_of(e.named_code), *model, name, len(whole.test), digest)
@@ -315,7 +315,7 @@ def _place_tables(data: dict[str, Any], tables: Path | None) -> None:
     source, federated = str(data.get("source", "digits")), data.get("scale") == FEDERATED
     if tables is None:
         if federated:
-            text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", whose file no such invite carries'
+            text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", a file not in such an invite'
             raise ConfigError(text, "Ask the organiser whether it is one for fedgossip pilot join.")
         _check_source(source)
         return
@@ -403,7 +403,7 @@ def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = N
     for path in modules_of(names).values() if kept else ():
         if path.resolve().is_relative_to(kept.resolve()):  # type: ignore[union-attr]
             advice = "Do not take part, or ask why: no honest organiser names a file there."
-            raise ConfigError(f"the experiment runs code of {path}, a folder for files that come with invites", advice)
+            raise ConfigError(f"the experiment runs code of {path}, a folder for files of invites", advice)
     return names
 
 
@@ -414,7 +414,7 @@ def check_data(experiment: Experiment, data: str) -> None:
         test = str(experiment.data.test)
         label = re.search(r"[?&]label=([^&]+)", test)
         example = f"csv:FILE?label={label[1]}" if label else "npz:FILE"
-        raise ConfigError("each brings its own data to this run", f"Say which are yours: --data '{example}'")
+        raise ConfigError("each brings its own data to this run", f"Name yours: --data '{example}'")
     if own and is_standard(data) and not experiment.data.by_test:
         text = f"{data!r}: its columns would be scaled, and those of the others are not"
         raise ConfigError(text, "Leave scale=standard out; the organiser writes it for all, in data.source or --data.")
@@ -442,7 +442,7 @@ def own_model(folder: Path, model: str) -> str:
         raise ConfigError(f"{path}: cannot be read: {reason(error)}", "Put it back, or ask for a new invite.") from None
     if model and model != before:
         text = f"--model {model}: this invite was accepted with {before or 'the model that the experiment names'}"
-        raise ConfigError(text, "Leave --model out to go on, or join with a new invite.")
+        raise ConfigError(text, "Leave --model out to resume, or join with a new invite.")
     return before
 
 

@@ -207,7 +207,7 @@ def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
     if run.is_file():
         return [run]
     if not run.is_dir():
-        raise TraceError(f"{run}: no such file or folder", "`fedgossip runs` lists the runs that are there.")
+        raise TraceError(f"{run}: no such file or folder", "`fedgossip runs` lists the existing runs.")
     folders = (
         [run, *sorted((run / run_format.PEERS).glob("*"))] if peer is None else [run / run_format.PEERS / f"{peer:02d}"]
     )

@@ -82,8 +82,8 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
         advice = f"Give the experiment that it had, {run / EXPERIMENT}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
     if _status(run) == EXHAUSTED:
-        advice = "What it has learned is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
-        raise ResumeError(f"{run}: its budget of privacy has ended this run", advice)
+        advice = "Its model is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
+        raise ResumeError(f"{run}: its privacy budget has ended this run", advice)
     if _status(run) in WHOLE and experiment.rounds == stored.rounds:
         advice = "Start a new run." if stored.rounds == ENDLESS else "It can have more rounds: --set rounds=N."
         raise ResumeError(f"{run}: this run has come to its end", advice)
@@ -95,7 +95,7 @@ def experiment_in(run: Path) -> Path:
     _check_there(run)
     path = run / EXPERIMENT
     if not path.is_file():
-        raise ResumeError(f"{run}: no run to go on with", "Give the folder of a run; `fedgossip runs` lists them.")
+        raise ResumeError(f"{run}: no run to resume", "Give the folder of a run; `fedgossip runs` lists them.")
     return file_kept_in(run)
 
 
@@ -126,11 +126,11 @@ def is_over(run: Path) -> bool:
 
 def _check_there(run: Path) -> None:
     if not run.is_dir():
-        raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")
+        raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the existing runs.")
     try:
         outside_files.check_folder(run)
     except OSError as error:
-        advice = "Going on would write, or delete, there.  Who made it?  Put the folder itself in place of the link."
+        advice = "Resuming would write, or delete, there.  Who made it?  Put the folder itself in place of the link."
         raise ResumeError(f"{error.filename or run}: {error.strerror}", advice) from None
 
 
@@ -147,7 +147,9 @@ def _status(run: Path) -> str | None:
         if isinstance(summary, dict):
             return str(summary.get("status"))
         reason = "no table"
-    advice = "It says how the run ended: copy the folder again, or delete this file to go on from its last checkpoints."
+    advice = (
+        "It records how the run ended: copy the folder again, or delete this file to resume from its last checkpoints."
+    )
     raise ResumeError(f"{path}: cannot be read ({reason})", advice)
 
 

@@ -106,12 +106,12 @@ def _check_loop(experiment: Experiment, where: str) -> None:
     advice = "Your task has its own data, model and optimizer: give it options." if own else advice
     for name, section in (("data", experiment.data), ("model", experiment.model)):
         if section != type(section)():
-            raise ConfigError(f"{where}: [{name}] beside task.kind = {experiment.task.kind}", advice)
+            raise ConfigError(f"{where}: [{name}] with task.kind = {experiment.task.kind}", advice)
     usual = type(experiment.train)()
     for field in dataclasses.fields(usual):
         kept = OF_LOOPS if loops else ("portable",)
         if field.name not in kept and getattr(experiment.train, field.name) != getattr(usual, field.name):
-            raise ConfigError(f"{where}: train.{field.name} beside task.kind = {experiment.task.kind}", advice)
+            raise ConfigError(f"{where}: train.{field.name} with task.kind = {experiment.task.kind}", advice)
     if experiment.budget and experiment.budget.unit == "record":
         advice = 'Set coordinator.privacy.unit = "client"; or name a model of yours in model.source, trained from here.'
         what = "loop" if loops else "task"
@@ -146,7 +146,7 @@ def _check_inside(e: Experiment, where: str) -> None:
     }
     for what, stands in beside.items():
         if stands:
-            text = f"{where}: simulation.inside beside {what}"
+            text = f"{where}: simulation.inside with {what}"
             raise ConfigError(text, "Leave it out: simulation.training and per_example give any step its time.")
 
 
@@ -188,7 +188,7 @@ def _check_of_model(e: Experiment, where: str) -> None:
     what = f"{where}: task.metrics names a function of (model, task)"
     if e.loops or e.task.kind in SUMS:
         advice = "Report the number from your loop." if e.loops else "Leave it out."
-        raise ConfigError(f"{what} beside task.kind = {e.task.kind}", advice)
+        raise ConfigError(f"{what} with task.kind = {e.task.kind}", advice)
     if is_of_model(e.task.metrics[0]) and (e.selects or e.personal or e.data.local_test):
         text = f"{what} first, and participants measure the score for themselves"
         raise ConfigError(text, "Put another metric first.")
@@ -198,9 +198,9 @@ def _check_convex(e: Experiment, where: str) -> None:
     if e.task.kind != CONVEX:
         return
     if e.model != type(e.model)():
-        raise ConfigError(f"{where}: [model] beside task.kind = convex, whose model is linear", "Leave it out.")
+        raise ConfigError(f"{where}: [model] with task.kind = convex, whose model is linear", "Leave it out.")
     if e.data.local_test:
-        raise ConfigError(f"{where}: data.local_test beside task.kind = convex", "Leave it out: data.test measures it.")
+        raise ConfigError(f"{where}: data.local_test with task.kind = convex", "Leave it out: data.test measures it.")
     if e.task.smooth != type(e.task)().smooth and e.task.loss != "lasso":
         text = f"{where}: task.smooth of task.loss = {e.objective.loss!r}, whose lam/2 |w|^2 is smooth"
         raise ConfigError(text, 'Leave it out, or set task.loss = "lasso".')
@@ -223,10 +223,10 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
     _check_lbfgs(e, where)
     _check_race(e, where)
     if e.train.clip_norm is not None and not (e.parallel.local or e.parallel.codec.startswith("dgc")):
-        text = f"{where}: train.clip_norm is of local steps, and workers of [parallel] send gradients as they are"
+        text = f"{where}: train.clip_norm is of local steps, and workers of [parallel] send unclipped gradients"
         raise ConfigError(text, 'Leave it out; parallel.codec = "dgc:SHARE" clips each, parallel.outer trains locally.')
     if e.parallel.overlap and e.parallel.method not in COLLECTIVES:
-        text = f"{where}: parallel.overlap beside parallel.method = {e.parallel.method!r}"
+        text = f"{where}: parallel.overlap with parallel.method = {e.parallel.method!r}"
         raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
     _check_codec(e, where)
     _check_outer(e, where)
@@ -248,7 +248,7 @@ def _check_server(e: ParallelExperiment, where: str) -> None:
         key, value = other[0]
         if method != SERVED:
             advice = f'Set parallel.method = "{SERVED}", or leave it out.'
-            raise ConfigError(f"{where}: parallel.server.{key} = {value!r} beside parallel.method = {method!r}", advice)
+            raise ConfigError(f"{where}: parallel.server.{key} = {value!r} with parallel.method = {method!r}", advice)
     if s.staleness != ASYNC and not Within(0, MOST).allows(s.staleness):
         advice = f'Set it to a number of rounds, 0 or more, or to "{ASYNC}".'
         raise ConfigError(f"{where}: parallel.server.staleness = {s.staleness!r} is no number of rounds", advice)
@@ -283,18 +283,18 @@ def _check_downpour(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, f"Set rounds to {-(-e.rounds // s.n_push) * s.n_push}.")
     if e.parallel.codec or s.pull_codec or e.task.kind == SPARSE or e.model.source.startswith("words"):
         what = "a codec" if e.parallel.codec or s.pull_codec else "a table, of which a worker has rows of one batch"
-        raise ConfigError(f"{beside} beside {what}", "Leave one of the two out.")
+        raise ConfigError(f"{beside} with {what}", "Leave one of the two out.")
 
 
 def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
     p, server = e.parallel, e.parallel.method == MAPREDUCE
     if p.method in (MAPREDUCE, LBFGS) and p.bucket is not None:
-        raise ConfigError(f"{where}: parallel.bucket beside {p.method}, whose gradients travel whole", "Leave it out.")
+        raise ConfigError(f"{where}: parallel.bucket with {p.method}, whose gradients are sent whole", "Leave it out.")
     if p.backups and not server:
         advice = f'Set parallel.method = "{MAPREDUCE}", or leave it out.'
-        raise ConfigError(f"{where}: parallel.backups beside {p.method}, which takes all workers", advice)
+        raise ConfigError(f"{where}: parallel.backups with {p.method}, which takes all workers", advice)
     if p.backups >= p.workers:
-        text = f"{where}: parallel.backups = {p.backups} of {p.workers} workers: nobody is waited for"
+        text = f"{where}: parallel.backups = {p.backups} of {p.workers} workers: no worker is waited for"
         raise ConfigError(text, "Lower it.")
 
 
@@ -350,7 +350,7 @@ def _check_unequal_work(e: Experiment, where: str) -> None:
         return
     key = f"{where}: {'train.optimizer of your own' if e.train.fewest_epochs is None else 'train.fewest_epochs'}"
     if e.train.own_optimizer and e.train.processes > 1:
-        raise ConfigError(f"{key} beside train.processes = {e.train.processes}", "Leave one of them out.")
+        raise ConfigError(f"{key} with train.processes = {e.train.processes}", "Leave one of them out.")
     words = e.model.source.partition(":")[0] == "words"
     if not e.learns or e.task.kind == CONVEX or words or isinstance(e, ParallelExperiment):
         advice = "It is of models that peers or clients train by torch; leave it out."
@@ -380,7 +380,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
         text = f"{where}: payloads of {p.codec} cannot be added, and {p.method} adds at every step"
         raise ConfigError(text, f'Set parallel.method to {" or ".join(GATHERS)}; or parallel.codec = "random-k:0.01".')
     if p.overlap:
-        text = f"{where}: parallel.overlap beside parallel.codec, which needs the whole gradient"
+        text = f"{where}: parallel.overlap with parallel.codec, which needs the whole gradient"
         raise ConfigError(text, "Leave one of them out.")
     if isinstance(codec, DeepGradient) and ((p.descent or e.train.optimizer) != "sgd" or e.train.nesterov):
         text = f"{where}: {p.codec} applies the momentum of sgd itself, before it leaves anything out"
@@ -395,21 +395,21 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
         idle = [name for name, value in msgspec.structs.asdict(p.outer).items() if value != usual[name]]
         if idle:
             text = f"{where}: parallel.outer.{idle[0]} without parallel.outer.lr: there is no outer step"
-            raise ConfigError(text, "Set parallel.outer.lr = 0.7, say, or leave it out.")
+            raise ConfigError(text, "Set parallel.outer.lr, for example to 0.7, or leave it out.")
         return
     OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, f"{where}: parallel.outer")
     if p.method not in COLLECTIVES:
         led = 'Take [coordinator] with algorithm = "fedavgm" and nesterov = true in its options; or a collective.'
         advice = led if p.method == MAPREDUCE else 'Leave it out, or take a collective: parallel.method = "ring".'
-        raise ConfigError(f"{where}: parallel.outer beside parallel.method = {p.method!r}", advice)
+        raise ConfigError(f"{where}: parallel.outer with parallel.method = {p.method!r}", advice)
     if p.descent:
-        text = f"{where}: parallel.descent = {p.descent!r} beside parallel.outer, which takes the step"
+        text = f"{where}: parallel.descent = {p.descent!r} with parallel.outer, which takes the step"
         raise ConfigError(text, "Leave one of them out; train.optimizer takes the local steps.")
     if p.accumulate > 1:
         text = f"{where}: parallel.accumulate is of gradients that are shared, and parallel.outer shares none"
         raise ConfigError(text, "Leave it out; train.local_steps are the steps of a round.")
     if p.overlap:
-        text = f"{where}: parallel.overlap beside parallel.outer: an update is there when the last step is"
+        text = f"{where}: parallel.overlap with parallel.outer: an update is complete after the last step"
         raise ConfigError(text, "Leave one of them out.")
     if p.outer.fragments > e.rounds:
         text = f"{where}: parallel.outer.fragments = {p.outer.fragments} in {e.rounds} rounds: some would never go out"
@@ -426,7 +426,7 @@ def _check_pull_codec(name: str, where: str) -> None:
     except ConfigError as error:
         raise ConfigError(f"{where}: parallel.server.pull_codec: {error}", error.advice) from None
     if codec is not None and not (isinstance(codec, BFloat16 | Half | Int8) and not codec.unbiased):
-        text = f"{where}: parallel.server.pull_codec = {name!r} leaves too much of a model out, or says it by chance"
+        text = f"{where}: parallel.server.pull_codec = {name!r} leaves too much of a model out, or is random"
         raise ConfigError(text, 'Take "bf16" or "int8:256"; gradients go up by parallel.codec.')
 
 
@@ -434,7 +434,7 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
     """Raise ConfigError for invalid values of [coordinator]."""
     c = experiment.coordinator
     if 0 < c.privacy.test_noise < TEST_NOISE_LEAST:
-        advice = f"Set it to 0, so that nothing is told, or to at least {TEST_NOISE_LEAST:g}."
+        advice = f"Set it to 0, so that nothing is published, or to at least {TEST_NOISE_LEAST:g}."
         raise ConfigError(f"{where}: coordinator.privacy.test_noise = {c.privacy.test_noise} hides nothing", advice)
     if c.cohort is not None and c.participation != 1.0:
         raise ConfigError(f"{where}: coordinator.cohort and coordinator.participation", "Give one of them.")
@@ -470,7 +470,7 @@ def _check_common(e: Experiment, where: str) -> None:
         text = f"{where}: data.common = {common!r} is a file of each one's own, and all answer the same examples"
         raise ConfigError(text, f'Name one that all have, or set it to "{usual}".')
     if e.exchanges_logits and e.data.scale == FEDERATED:
-        text = f'{where}: logits beside data.scale = "{FEDERATED}", by which common examples are not scaled'
+        text = f'{where}: logits with data.scale = "{FEDERATED}", by which common examples are not scaled'
         raise ConfigError(text, f'Set data.scale = "{TEST}": columns are then scaled by the common test set.')
 
 
@@ -508,7 +508,11 @@ def ignored_by(engine: str, given: Experiment | Mapping[str, object]) -> list[st
     else:
         keys = [key for name in ("simulation", OF_ROUNDS.get(given.kind, given.kind)) for key in _set_in(given, name)]
     found = ", ".join(key for key in keys if ignores(engine, key))
-    why = "arrays have no times, and nobody is late" if engine == "stacked" else "processes have times of their own"
+    why = (
+        "arrays have no times, and no participant is late"
+        if engine == "stacked"
+        else "processes have times of their own"
+    )
     return [f"IGNORED: {found} ({why}; --on sim has virtual ones)"] if found else []
 
 
@@ -517,7 +521,7 @@ def _check_validation(e: Experiment, where: str) -> None:
         raise ConfigError(f'{where}: eval.on = "validation", and nothing is kept for it', "Set data.validation = 0.1.")
     if e.data.validation and e.data.partition.get("kind") == "own":
         advice = "Leave data.validation out; data.local_test keeps a share of each one's own."
-        raise ConfigError(f"{where}: data.validation of peers with files of their own: nobody has them all", advice)
+        raise ConfigError(f"{where}: data.validation of peers with their own files: no process has them all", advice)
     if e.data.validation and not e.learns:
         raise ConfigError(f"{where}: data.validation of {e.task.kind}, which learns from no data", "Leave it out.")
 
@@ -529,22 +533,22 @@ def _check_selection(e: Experiment, where: str) -> None:
     key = f'eval.keep = "{BEST}"' if e.eval.keep == BEST else f"stop.patience = {e.stop.patience}"
     if e.loops:
         advice = "Copy the best state_dict in your loop, and leave the loop by break when it is over."
-        raise ConfigError(f"{where}: {key} beside task.kind = loop, whose models your own loop measures", advice)
+        raise ConfigError(f"{where}: {key} with task.kind = loop, whose models your own loop measures", advice)
     if not e.learns:
         raise ConfigError(f"{where}: {key} of {e.task.kind}, which learns from no data", "Leave it out.")
     if e.stop.patience and isinstance(e, ParallelExperiment):
-        text = f"{where}: {key} beside [parallel], whose workers measure nothing before their next step"
+        text = f"{where}: {key} with [parallel], whose workers measure nothing before their next step"
         raise ConfigError(text, f'Set fewer rounds, or eval.keep = "{BEST}".')
     if e.stop.patience and isinstance(e, GossipExperiment) and e.algorithm.mode != "sync":
-        text = f"{where}: {key} beside algorithm.mode = {e.algorithm.mode!r}, whose peers end no round together"
+        text = f"{where}: {key} with algorithm.mode = {e.algorithm.mode!r}, whose peers end no round together"
         raise ConfigError(text, f'Leave it out, or set eval.keep = "{BEST}".')
     if e.stop.patience and isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":
-        raise ConfigError(f"{where}: {key} beside fedbuff, whose clients end no round together", "Leave it out.")
+        raise ConfigError(f"{where}: {key} with fedbuff, whose clients end no round together", "Leave it out.")
     if e.eval.on == VALIDATION:
         return
     if e.selects_at_clients and isinstance(e, FederatedExperiment):
         if e.coordinator.privacy.unit == "record" and not e.coordinator.privacy.test_noise:
-            text = f"{where}: {key} by what clients measure, who tell nothing where records are hidden"
+            text = f"{where}: {key} by the clients' measurements, which they do not send if records are hidden"
             raise ConfigError(text, "Set coordinator.privacy.test_noise = 2, so that they count under noise.")
         return
     local = ", or data.local_test = 0.2" if isinstance(e, FederatedExperiment) else ""
@@ -590,7 +594,7 @@ def _check_agreed(e: Experiment, where: str) -> None:
         advice = f'Name a file of each site, data.source = "csv:site-{PLACE}.csv?label=COLUMN"; else ?scale=standard.'
         raise ConfigError(f'{where}: data.scale = "{FEDERATED}" is for sites with files of their own', advice)
     if data.missing == DROP and data.groups:
-        text = f'{where}: data.groups beside data.missing = "{DROP}", which leaves records out'
+        text = f'{where}: data.groups with data.missing = "{DROP}", which leaves records out'
         raise ConfigError(text, 'Set data.missing = "mean" or "indicator", or leave data.groups out.')
     for source in (data.source, str(data.test)):
         try:

@@ -179,7 +179,7 @@ def _of_its_type(text: str, place: str) -> str:
     expected = re.match(r"Expected `(\w+).*`, got ", text)
     known = _TYPES.get(expected[1], "") if expected else ""
     key = re.sub(r"\[[^]]*\]", "", place)
-    return known or f"fedgossip explain {key or 'rounds'}  says what may stand there."
+    return known or f"fedgossip explain {key or 'rounds'}  lists the allowed values."
 
 
 FILE_MAX = 16 << 20
@@ -209,7 +209,7 @@ def _not_toml(path: Path, content: str, text: str) -> ConfigError:
     """Return the error of invalid TOML; a duplicate is named."""
     if path.suffix == ".py":
         advice = (
-            f"fedgossip launch -n 2 {quoted(path)}  starts it; host and join have --script, beside an experiment file."
+            f"fedgossip launch -n 2 {quoted(path)}  starts it; host and join have --script, with an experiment file."
         )
         return ConfigError(f"{path}: a script, no experiment file", advice)
     line = re.search(r"at line (\d+)", text)

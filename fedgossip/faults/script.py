@@ -203,7 +203,7 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
         where = f"faults[{index}] ({fault.__struct_config__.tag})"
         peers, pairs = getattr(fault, "peers", None), getattr(fault, "links", None)
         if peers == () or pairs == ():
-            _refuse(where, "an empty list hits nobody", "Leave the key out to hit all.")
+            _refuse(where, "an empty list strikes no peer", "Leave the key out to hit all.")
         for node in (*(peers or ()), *chain(*(pairs or ())), *chain(*getattr(fault, "groups", ()))):
             if node >= n:
                 _refuse(where, f"there is no peer {node}", f"The graph has peers 0 to {n - 1}.")
@@ -217,7 +217,7 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
         if isinstance(fault, Crash) and fault.after is None:
             gone.update(_killed(fault, n))
     if n and len(gone) == n:
-        raise ConfigError("faults: every peer crashes for ever", "Let some come back: after = 2.0, or name peers.")
+        raise ConfigError("faults: every peer crashes for ever", "Let some return: after = 2.0, or name peers.")
 
 
 def _killed(fault: Crash, n: int) -> list[NodeId]:
@@ -234,7 +234,7 @@ def _check_groups(where: str, groups: Sequence[Sequence[NodeId]], n: int) -> Non
         twice = next(node for node in grouped if grouped.count(node) > 1)
         _refuse(where, f"peer {twice} is in two groups, or twice in one", "Name each peer once.")
     if not all(groups) or len(groups) + (len(grouped) < n) < 2:
-        _refuse(where, "these groups part nobody", "Name two groups, or one that leaves somebody out.")
+        _refuse(where, "these groups separate no peers", "Name two groups, or one that leaves somebody out.")
 
 
 def _refuse(where: str, what: str, advice: str) -> NoReturn:

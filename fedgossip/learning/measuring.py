@@ -63,7 +63,7 @@ def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
     """
     if examples.kind != facts.kind:
         text = f"{examples.name}: its labels are for {examples.kind}, and the model is for {facts.kind}"
-        raise ConfigError(text, "Name examples of what the model learned.")
+        raise ConfigError(text, "Name examples of the model's task.")
     return data.standardised(examples, like_of(facts))
 
 

@@ -390,7 +390,7 @@ class TrainSettings:
             advice = "A step takes lr * weight_decay off each weight; 0.01 is usual."
             raise ConfigError(f"weight_decay = {self.weight_decay:g} with lr = {self.lr:g}", advice)
         if self.nesterov and not self.momentum:
-            raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
+            raise ConfigError("nesterov without momentum", "Set momentum, for example 0.9.")
         if self.optimizer not in ("sgd", "lars") and self.momentum:
             raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd and lars; leave it out.")
         if self.optimizer != "sgd" and self.nesterov:
@@ -461,10 +461,10 @@ class TrainSettings:
                 "one process" if self.processes == 1 else "a mesh" if self.divided else f"parallel = {self.parallel!r}"
             )
             text = f'{where} with {how}: it is of processes that hold the whole model each, parallel = "ddp"'
-            raise ConfigError(text, "Leave it out; what participants send each other is made smaller by codec.")
+            raise ConfigError(text, "Leave it out; a codec compresses the messages between participants.")
         if self.compile or self.precision == "float16":
             what = (
-                "compile" if self.compile else 'precision = "float16", whose overflows would stay in what is left out'
+                "compile" if self.compile else 'precision = "float16", whose overflows would stay in the stored error'
             )
             raise ConfigError(f"{where} with {what}", "Leave one of the two out.")
 
@@ -491,7 +491,7 @@ class TrainSettings:
             raise ConfigError(f"{text}, whose processes have the whole model each", 'Use parallel = "ddp".')
         if self.slots:
             what = f"{self.optimizer} with momentum" if self.optimizer == "sgd" else self.optimizer
-            text = f"{what} with {where}: what it remembers would be a mixture of all processes' steps"
+            text = f"{what} with {where}: its state would be a mixture of all processes' steps"
             raise ConfigError(text, 'Use optimizer = "sgd" without momentum, or parallel = "ddp".')
         if self.device not in ("auto", "cpu"):
             advice = 'Use device = "cpu"; or parallel = "ddp", a GPU for each process.'

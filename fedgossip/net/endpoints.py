@@ -118,7 +118,7 @@ def load_members(path: Path, node: NodeId) -> Members:
     """Read the endpoints of a run with joins and leaves, for `node`.  Raises ConfigError."""
     found, organiser = load_blocks(path), _file(path).organiser
     if organiser and not is_signing_key(organiser):
-        raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
+        raise ConfigError(f"{path}: organiser is no public key", "Put the output of `fedgossip keys organiser` there.")
     if node not in found:
         advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
         raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
@@ -158,7 +158,7 @@ def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambd
     Raises ConfigError naming the wrong or missing entry.
     """
     if _file(path).revoked:
-        raise ConfigError(f"{path}: [[revoked]] is for runs whose members come and go", "Take the block out.")
+        raise ConfigError(f"{path}: [[revoked]] is for runs with members that join and leave", "Take the block out.")
     found = _read(path)
     if set(found) != set(range(n)):
         missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
@@ -270,7 +270,7 @@ def check_reachable(address: str, where: str) -> None:
             raise ConfigError(f"{where}: {one!r} is no address of a network", "Write tcp://HOST:PORT.")
         host = urllib.parse.urlsplit(one).hostname
         if host in ("0.0.0.0", "::", "0"):  # the refused value
-            advice = "Write the address at which the others reach this machine; --bind says where to listen."
+            advice = "Write the address at which the others reach this machine; --bind sets the address to listen at."
             raise ConfigError(f"{where}: {one!r} is every address of this machine, not one to call", advice)
 
 

@@ -194,7 +194,7 @@ class FolderLinks(Wakeable):
         return (self._state.begun or bool(self._state.partners)) and not self._folder.is_dir()
 
     def _gone_words(self) -> tuple[str, str]:
-        text = f"{self.root}: nothing of this run is there, and participant {self.node} has begun it"
+        text = f"{self.root}: no file of this run exists there, and participant {self.node} has begun it"
         return text, f"Mount it, or synchronise it; where it was emptied: make the folder {self._folder.name} in it."
 
     def _take_state(self) -> None:
@@ -216,7 +216,7 @@ class FolderLinks(Wakeable):
                 text = (
                     f"{self.root}: participant {self.node} has begun this run already, from another folder of its own"
                 )
-                raise ConfigError(text, "Go on there: fedgossip step FOLDER.  A new run needs a new folder to share.")
+                raise ConfigError(text, "Resume there: fedgossip step FOLDER.  A new run needs a new folder to share.")
         self._keep_state()
 
     def _keep_state(self) -> None:
@@ -239,7 +239,7 @@ class FolderLinks(Wakeable):
             own = PairReader(self.root, self._folder, pair.writer.way, 0, secrets).receipts()
             if (most := max((one for one in own if one != END), default=0)) > pair.taken:
                 text = f"{self._state_path.parent}: its journal has {pair.taken} messages of participant {node}"
-                text += f", and {most} were acknowledged: it is an old copy, and would contradict what was sent"
+                text += f", and {most} were acknowledged: it is an old copy, and would contradict earlier messages"
                 raise ResumeError(text, "Put the newest copy there; without it a new run is needed, in a new folder.")
 
     def finish(self) -> None:
@@ -297,7 +297,7 @@ class FolderLinks(Wakeable):
             pair.writer.put(kind, number, content)
         except OSError as error:
             text = f"{self.root} cannot be written: {error.strerror or error}; {self.unfetched} messages wait"
-            self._report(pair.node, f"folder_{error.errno}", text, "Work goes on when there is room.", events)
+            self._report(pair.node, f"folder_{error.errno}", text, "Work resumes when there is room.", events)
             return False
         self._refused = {one for one in self._refused if not one[1].startswith("folder_")}
         return True

@@ -414,7 +414,7 @@ class Host:
             self._reject(Rejected(sender, "stale_incarnation", text, "Is the same peer started twice?"))
             return
         if incarnation == known and self._processes.get(sender, process) != process:
-            text = f"two processes run as peer {sender}, with its key: another one greets while the first is there"
+            text = f"two processes run as peer {sender}, with its key: another one greets while the first is connected"
             self._reject(Rejected(sender, "twin", text, "Stop one of them; give each peer an id and a key of its own."))
             return
         if incarnation > known and sender in self._joined:  # it crashed and is back before its silence was noticed
@@ -455,7 +455,7 @@ class Host:
             first = self._refused[min(self._refused)]
             why = line(first.text, TEXT_LETTERS)
             self._turned_away = True
-            self._end_with(PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender))
+            self._end_with(PeerError(f"no partner to learn with: {why}", first.advice, peer=first.sender))
         else:
             self.dispatch(PeerGone(node))
 

@@ -30,7 +30,7 @@ _KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 def check_unused(path: Path) -> None:
     """Raise ConfigError if the file exists."""
     if os.path.lexists(path):  # a dangling link exists too
-        raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.")
+        raise ConfigError(f"{path}: a key exists already", "Use it, or name another file with --out.")
 
 
 @dataclass(frozen=True, slots=True)

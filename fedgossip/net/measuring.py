@@ -126,7 +126,7 @@ class LinkSurvey:
         while not words & self._finished:
             self._receive()
             if time.monotonic() - self._last_message > SILENCE_SECONDS or not self.up:
-                raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
+                raise NetworkError("the others left before all links were measured", "Start all of them again.")
 
     def _receive(self) -> None:
         for event in self.links.poll(20):

@@ -91,7 +91,7 @@ def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
         router.bind(address)
     except zmq.ZMQError as error:
         advice = (
-            "Stop what listens there, or choose another port."
+            "Stop the program that listens there, or choose another port."
             if error.errno == zmq.EADDRINUSE
             else ("Is this an address of this machine?")
         )

@@ -195,7 +195,7 @@ class ExchangeCounts:
         """
         counted = [counts for one, counts in self._of.items() if node in (None, one)]
         missing, wanted = sum(one for one, _ in counted), sum(of for _, of in counted)
-        return (f"{missing} of {wanted} exchanges are missing: the run went on without them.",) if missing else ()
+        return (f"{missing} of {wanted} exchanges are missing: the run continued without them.",) if missing else ()
 
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:

@@ -134,7 +134,7 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
     from fedgossip.learning.task import TorchTask
 
     if not isinstance(task, TorchTask):
-        raise ConfigError("simulation.inside beside a task of your own", "It counts a model that torch trains.")
+        raise ConfigError("simulation.inside with a task of your own", "It counts a model that torch trains.")
     shape = task.step_shape()
     if shape.uncounted:
         text = f"simulation.inside: torch counts no FLOPs of {shape.uncounted}"

@@ -120,7 +120,7 @@ def _exact_line(run: DescribedRun, exact: ExactSums) -> str:
     numbers = f"{run.name}: {sums} of {len(exact.bounds):,} whole numbers of {exact.ring_bits} bits"
     if run.experiment.budget:
         return f"{numbers}, with noise on each site's"
-    return f"{numbers}, exact and without noise; made twice they tell of who differed"
+    return f"{numbers}, exact and without noise; two of them disclose the sites that differ"
 
 
 def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
@@ -128,7 +128,7 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
     disclosed = [*run.sent_metrics.words(run.sent_metrics.exact), *run.sent_metrics.words(run.sent_metrics.covered)]
     beside = f", with {'; '.join(disclosed)}" if disclosed else ""
-    sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
+    sent = f"this client's update to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
     return JoiningTerms(
         _how_line(run), sent, "; ".join(_describe_visibility(run)), next(iter(_budget_line(run)), without)
@@ -141,9 +141,9 @@ def _no_budget_line(run: DescribedRun) -> str:
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     taken = (t.local_steps or 0) * t.examples_per_step
     if t.local_epochs is not None or any(taken >= size for size in sizes):
-        return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
+        return f"NO privacy budget, and whole passes in each round: two sums, {tells}"
     some = "" if sizes else ", or two where a round takes all examples of a client"
-    return f"no budget of privacy: many sums{some}, {tells}"
+    return f"no privacy budget: many sums{some}, {tells}"
 
 
 def _budget_line(run: DescribedRun) -> Sequence[str]:
@@ -158,8 +158,8 @@ def outlook_of(run: DescribedRun, task: LocalTask) -> RunOutlook:
     """Return the computed traffic of a round, and the forecast of the budget."""
     vector = task.length * task.dtype.itemsize * run.vectors
     up = run.with_segments(segments_of(task)).sent_up(task.length, task.dtype)
-    beside = ", beside the keys and shares of the secure sum" if run.secure else ""
-    budget = [f"of the budget of privacy: {rounds(outlook(run))}"] if run.experiment.budget else []
+    beside = ", without the keys and shares of the secure sum" if run.secure else ""
+    budget = [f"of the privacy budget: {rounds(outlook(run))}"] if run.experiment.budget else []
     return RunOutlook(
         run.cohort * (up + vector),
         {"clients": run.learners, "cohort": run.cohort, "secure": run.secure, "threshold": run.threshold},

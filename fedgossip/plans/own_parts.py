@@ -248,7 +248,7 @@ def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
     def trial(rule: Any) -> Iterable[Vector]:
         if rule.linear:
             advice = "Set linear = False; weights of your own are topology.weights."
-            raise ConfigError(f"algorithm.combine = {text!r} says that it is the weighted sum", advice)
+            raise ConfigError(f"algorithm.combine = {text!r} claims to be the weighted sum", advice)
         row = MappingProxyType({0: 0.5, 1: 0.25, 4: 0.25})
         models = MappingProxyType({0: _vector(0), 1: _vector(1), 4: _vector(2)})
         yield _like(f"{text}: combine", rule.combine(1, row, models), models[1])

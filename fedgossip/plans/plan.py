@@ -93,7 +93,7 @@ class RunOutlook:
     lines: Sequence[str]
 
 
-NO_BUDGET = "none: what is sent tells something of the data that it was learned from"
+NO_BUDGET = "none: the messages reveal something about the training data"
 
 
 @dataclass(frozen=True)

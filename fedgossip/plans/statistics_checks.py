@@ -61,13 +61,13 @@ def check_federated_statistics(section: CoordinatorSection, gradients: bool, ten
         raise _refused(text, tensor, f'Set coordinator.algorithm = "fedavg", or {LOCAL}.')
     if section.privacy.unit == "client":
         text = 'coordinator.privacy.unit = "client" adds noise to all that is sent, and a variance would fall below 0'
-        raise _refused(text, tensor, f"Take a model without running statistics, cnn:small say, or {LOCAL}.")
+        raise _refused(text, tensor, f"Take a model without running statistics, for example cnn:small, or {LOCAL}.")
 
 
 def check_parallel_statistics(experiment: ParallelExperiment, tensor: str) -> None:
     """Raise ConfigError for workers of one model that send no statistics, or only parts of them."""
     p = experiment.parallel
-    other = "or take a model without running statistics, cnn:small say"
+    other = "or take a model without running statistics, for example cnn:small"
     if p.races:
         return
     if not p.local:

@@ -517,7 +517,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
         return
     s, where = e.coordinator, f"{_key(e)} = {e.personal!r}"
     if s.personal and s.algorithm in OF_LOGITS:
-        text = f"coordinator.personal = {s.personal!r} beside coordinator.algorithm = {s.algorithm!r}, a method too"
+        text = f"coordinator.personal = {s.personal!r} with coordinator.algorithm = {s.algorithm!r}, a method too"
         raise ConfigError(text, "Leave one of them out; options of the algorithm stand in coordinator.options.")
     if isinstance(method, FedDF | MeanRegularised) and s.algorithm == "fedbuff":
         text = f"{where} with fedbuff, which adds differences from an older mean to a newer one"
@@ -534,7 +534,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
         text = f"{where} with coordinator.codec = {s.codec!r}, which adds what it left out to a later update"
         raise ConfigError(text, "Leave coordinator.codec out, or take one without a memory: bf16.")
     if e.budget and e.budget.unit == "record" and not method.private:
-        text = f"{where} with coordinator.privacy.unit = 'record': it reads losses and gradients beside the training"
+        text = f"{where} with coordinator.privacy.unit = 'record': it reads losses and gradients besides training"
         raise ConfigError(text, "Take ditto, mr-mtl or finetune.")
 
 

@@ -329,7 +329,7 @@ class PrivacyPlan:
         if self.unit == "client" and self.weighting != "clients":
             raise ConfigError(
                 "clients that count by their examples cannot be hidden one by one",
-                'Write weighting = "clients": a weight says how many examples a client has, and makes some count more.',
+                'Write weighting = "clients": a weight discloses a number of examples, and makes some count more.',
             )
         _ = self.round_spend
 

@@ -120,7 +120,7 @@ def membership_test(
     """
     for count, what in ((len(trained), "that the model was trained on"), (len(others), "that it was not trained on")):
         if count < LEAST:
-            advice = f"At least {LEAST} of each; with fewer nothing can be told."
+            advice = f"At least {LEAST} of each; fewer allow no conclusion."
             raise ConfigError(f"{count} records {what}", advice)
     guesses = [_by_answers(*right)] if right is not None else []
     halves = [_halves(losses, seed, side) for side, losses in enumerate((trained, others))]

@@ -99,7 +99,7 @@ class Recorder:
         if seen.sent:
             transcript.sent(seen.client, seen.frame)
         else:
-            assert seen.client is not None, "a frame that was taken came from somebody"
+            assert seen.client is not None, "an accepted frame has a sender"
             transcript.received(seen.client, seen.frame)
 
     def _transcript(self, session: int, roster: ParticipantRoster) -> Transcript:

@@ -366,7 +366,7 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
         arrays[name] = np.frombuffer(content, kind, count, 8 + size + end).copy().reshape(tensor.shape)
         end += count * kind.itemsize
     if len(content) != 8 + size + end:
-        raise ValueError("not as long as it says")
+        raise ValueError("not of the stated length")
     return metadata, arrays
 
 

@@ -202,7 +202,7 @@ def conclude(
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/{LOG}"
         error = first_failure(last_words) or NetworkError("every peer died", last)
-        error.advice = f"{error.advice}  What was measured until then is in {directory.path}.".strip()
+        error.advice = f"{error.advice}  The measurements until then are in {directory.path}.".strip()
         raise error
     summary["run_dir"] = str(directory.path)
     return Run(summary, collector.keeper.rows, vectors, directory.path, table)
@@ -302,7 +302,7 @@ def _check_began(folders: Sequence[Path]) -> None:
     words = [last_word(folder) for folder in folders]
     if any(word and word.rounds for word in words) or any(_last_round(folder) for folder in folders):
         return
-    advice = "Start them again, each with --resume; what they said is in their ended.json and metrics.jsonl."
+    advice = "Start them again, each with --resume; their messages are in ended.json and metrics.jsonl."
     raise first_failure(words) or NetworkError("nothing to collect: no peer has finished its first round", advice)
 
 

@@ -112,7 +112,7 @@ class Journal:
         self._file = owner_files.opened_to_lock(path)
         try:
             if not owner_files.taken(self._file):
-                raise ResumeError(f"{path}: another process goes on with this run", "Wait until it has ended.")
+                raise ResumeError(f"{path}: another process continues this run", "Wait until it has ended.")
             self._end = os.fstat(self._file).st_size
             if new or self._end == 0:
                 seed = os.urandom(SEED_BYTES)
@@ -141,7 +141,7 @@ class Journal:
         begun = found[0]
         if begun.version != __version__:
             text = f"{self.path}: begun by fedgossip {begun.version}, this is {__version__}"
-            raise ResumeError(text, "Go on with the release that began the run.")
+            raise ResumeError(text, "Resume with the release that started the run.")
         if (begun.experiment, begun.schema) != (experiment, schema):
             raise ResumeError(f"{self.path}: begun with another experiment or model", "Name the same file and keys.")
         return begun
@@ -270,4 +270,4 @@ class Journal:
         return b"".join(parts)
 
     def _broken(self, text: str) -> ResumeError:
-        return ResumeError(f"{self.path}: {text}", "Put a good copy there; a run that was damaged cannot go on.")
+        return ResumeError(f"{self.path}: {text}", "Put a good copy there; a damaged run cannot resume.")

@@ -133,9 +133,9 @@ def private_maker(
     stack.callback(ledger.close)
     if resume and ledger.new:
         advice = f"Put {path.name} back there, or start a new run with another seed."
-        raise ResumeError(f"{path}: nothing tells which rounds this key has masked", advice)
+        raise ResumeError(f"{path}: the rounds that this key has masked are unknown", advice)
     if ledger.free is not None and not resume:
-        advice = "Give the experiment another seed, on all peers; or go on with --resume."
+        advice = "Give the experiment another seed, on all peers; or resume with --resume."
         raise ConfigError(f"{path}: this key has masked models of this very experiment", advice)
     ledger.begin()
 

@@ -242,7 +242,7 @@ def empty_folder(folder: Path) -> Path:
         raise not_writable(folder, error) from None
     if not empty:
         left = incarnation_of(folder) >= 0
-        advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."
+        advice = "Resume it: the same command with --resume.  Or give a new folder with --out."
         raise ConfigError(f"{folder}: not empty", advice if left else "Give a new folder with --out.")
     return folder
 

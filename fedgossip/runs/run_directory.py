@@ -64,7 +64,7 @@ from fedgossip.plans.compose import Plan
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 
-_INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
+_INCOMPLETE = "This run has not finished; metrics.jsonl has the measurements so far.\n"
 
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """Statuses of runs that ended regularly, with all files complete."""

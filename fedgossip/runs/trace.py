@@ -362,7 +362,7 @@ def arrays_in(shapes: Sequence[ArrayShape], body: bytearray) -> Iterator[Array]:
         start += array.nbytes
         yield array if shape.mine else frozen(array)
     if start != len(body):
-        raise ValueError("a body of another size than it says")
+        raise ValueError("a body of another size than stated")
 
 
 def _opened(header: _Opening, arrays: list[Array]) -> Opening:
@@ -433,7 +433,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
             return RowsChosen(fields["job"], arrays[0], arrays[1] if len(arrays) > 1 else None)
         case "Rostered" if "opaque" in fields:
             advice = "Only changes to a graph that is the same in every round are written whole."
-            raise TraceError(f"a new schedule of kind {fields['opaque']} cannot be told again", advice)
+            raise TraceError(f"a new schedule of kind {fields['opaque']} cannot be replayed", advice)
         case "Rostered":
             edges, starts, ids, values = arrays
             graph = Topology.from_edges(fields["n"], edges.reshape(-1, 2), fields["name"], fields["directed"])

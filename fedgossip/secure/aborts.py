@@ -67,7 +67,7 @@ _ADVICE = {
     Reason.OVERFLOW: "Use fewer bits or clients; look for a diverged model if a number was not finite.",
     Reason.MODEL_HASH: "Every client must train on the same model: fetch it again, or distrust the coordinator.",
 }
-_UNTRUSTED = "Somebody does not follow the protocol: do not repeat this before you know who, and why."
+_UNTRUSTED = "A participant violates the protocol: do not repeat this before you know which, and why."
 
 
 class RoundAbandoned(FedgossipError):  # noqa: N818  (what happened, as the others of the family that may be retried)

@@ -135,7 +135,9 @@ class _Step(Generic[Held]):
         """Return the session, as the coordinator proposed it."""
         return self._session.descriptor
 
-    def abandon(self, reason: Reason = Reason.DEADLINE, what: str = "the coordinator was not heard") -> RoundAbandoned:
+    def abandon(
+        self, reason: Reason = Reason.DEADLINE, what: str = "no message of the coordinator arrived"
+    ) -> RoundAbandoned:
         """Abandon the session: erase everything, return the error to raise or report."""
         self._used = True
         self._held.erase()

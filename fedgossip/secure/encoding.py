@@ -373,7 +373,7 @@ class ExactSums:
         if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
         if (place := self._beyond(total[: self.length], clients)) is not None:
-            text = f"number {place} is beyond its bound; some client has not kept to what was agreed"
+            text = f"number {place} is beyond its bound; some client has violated the agreement"
             raise RoundAbandoned(Reason.BOUND, text)
         return DecodedSum(as_vector(total[: self.length]), float(clients), clients, 0, {})
 

@@ -388,7 +388,7 @@ class FixedPoint:
 
 
 def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
-    return RoundAbandoned(Reason.BOUND, f"{what}: {value:.6g}; some client has not kept to what was agreed")
+    return RoundAbandoned(Reason.BOUND, f"{what}: {value:.6g}; some client has violated the agreement")
 
 
 def _peak(update: Vector) -> float:
@@ -466,4 +466,4 @@ def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
 
 
 def _beyond() -> RoundAbandoned:
-    return RoundAbandoned(Reason.BOUND, "a running statistic beyond 2^63; some client has not kept to what was agreed")
+    return RoundAbandoned(Reason.BOUND, "a running statistic beyond 2^63; some client has violated the agreement")

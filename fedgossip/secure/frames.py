@@ -292,7 +292,7 @@ def check_keys(
     found = {keys.client: keys for keys in message.keys}
     distinct = once_for(message.keys, "publics", lambda: len({p for k in message.keys for p in (k.c_pk, k.s_pk)}))
     if len(found) < len(message.keys) or distinct < 2 * len(message.keys):
-        raise wrong(Reason.DUPKEY, "a client, or a key, is there twice")
+        raise wrong(Reason.DUPKEY, "a client, or a key, occurs twice")
     strangers = found.keys() - {*neighbours, own.client}
     if strangers:
         raise wrong(Reason.ROSTER, f"keys of {min(strangers)}, who is no neighbour", min(strangers))
@@ -351,7 +351,7 @@ def check_consents(
     content = consent_content(sid, hash_of_ids(survivors))
     signers = [v for v, _ in message.signatures]
     if len(set(signers)) < len(signers):
-        raise RoundAbandoned(Reason.TWICE, "a signature is there twice", stage=Stage.UNMASK)
+        raise RoundAbandoned(Reason.TWICE, "a signature occurs twice", stage=Stage.UNMASK)
     able = (group & set(survivors)) - {me}
     for v, signature in message.signatures:
         if v not in able:

@@ -210,7 +210,7 @@ class Inviting(Collecting[frames.Keys]):
             raise frames.refused(client, "a key of small order")
         publics = {keys.c_pk, keys.s_pk}
         if len(publics) < 2 or self._used & publics:
-            raise frames.refused(client, "a key that is there already")
+            raise frames.refused(client, "a key that exists already")
         self._used |= publics
         self._answers[client] = keys
 

@@ -63,7 +63,7 @@ class ParticipantRoster:
 
     def __post_init__(self) -> None:
         if len({member.identity for member in self.members}) < len(self.members):
-            raise RoundAbandoned(Reason.ROSTER, "an identity is there twice")
+            raise RoundAbandoned(Reason.ROSTER, "an identity occurs twice")
         for place, member in enumerate(self.members):
             if not verify(member.identity, member.signature, member.content()):
                 raise RoundAbandoned(Reason.ROSTER, f"member {place} has not signed its entry", peer=place)
@@ -289,7 +289,7 @@ class Policy:
         if self.n_min < N_MIN or not self.n_min <= self.cohort_max <= graph.COHORT_MAX:
             raise ConfigError(
                 f"n_min = {self.n_min}, cohort_max = {self.cohort_max}",
-                f"A sum of fewer than {N_MIN} tells about each; at most {graph.COHORT_MAX} take part.",
+                f"A sum of fewer than {N_MIN} reveals each; at most {graph.COHORT_MAX} take part.",
             )
 
     def numbers(self, d: Descriptor) -> RingEncoding:

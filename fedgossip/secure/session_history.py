@@ -129,7 +129,7 @@ class Past:
             what = (
                 f"the coordinator asks in round {round_of(session)} for a sum of clients {members}; this client's are"
             )
-            difference = "their difference would tell who differs"
+            difference = "their difference would disclose the client that differs"
             raise RoundAbandoned(Reason.COMPANY, f"{what} {others}: {difference}", stage=Stage.CONSIST)
         self.company, self.members = company, members
 

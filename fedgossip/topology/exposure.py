@@ -341,7 +341,7 @@ def _check_neighbours(mixing: Mixing, where: str) -> None:
     if few:
         shown = ", ".join(map(mixing.topology.label, few[:5])) + (", ..." if len(few) > 5 else "")
         who = f"node {shown} has {_summed(mixing, few[0])}" if len(few) == 1 else f"nodes {shown} have fewer"
-        advice = f"Use a graph in which everybody has {NEIGHBOURS_MIN} neighbours, such as regular:4."
+        advice = f"Use a graph in which every node has {NEIGHBOURS_MIN} neighbours, such as regular:4."
         raise ConfigError(
             f"private gossip hides a model among {NEIGHBOURS_MIN} neighbours or more, and in {where} {who}", advice
         )

@@ -182,11 +182,11 @@ def test_an_outer_step_of_one_is_the_mean_of_the_workers_by_their_examples() -> 
 @pytest.mark.parametrize(
     ("more", "said", "advice"),
     [
-        ({"method": "mapreduce", "bucket": None}, "parallel.outer beside parallel.method = 'mapreduce'", "fedavgm"),
-        ({"method": "parameter-server", "bucket": None}, "beside parallel.method = 'parameter-server'", "collective"),
-        ({"descent": "adam"}, "parallel.descent = 'adam' beside parallel.outer", "train.optimizer"),
+        ({"method": "mapreduce", "bucket": None}, "parallel.outer with parallel.method = 'mapreduce'", "fedavgm"),
+        ({"method": "parameter-server", "bucket": None}, "with parallel.method = 'parameter-server'", "collective"),
+        ({"descent": "adam"}, "parallel.descent = 'adam' with parallel.outer", "train.optimizer"),
         ({"accumulate": 2}, "parallel.accumulate is of gradients", "train.local_steps"),
-        ({"overlap": True}, "parallel.overlap beside parallel.outer", "one of them"),
+        ({"overlap": True}, "parallel.overlap with parallel.outer", "one of them"),
         ({"codec": "dgc:0.1"}, "dgc:0.1 applies the momentum", "top-k"),
         ({"outer": {"lr": 0.7, "beta": 1.0}}, "parallel.outer: beta is 1.0", "Take 0.9"),
         ({"outer": {"lr": -0.7}}, "parallel.outer.lr = -0.7", "at least 0"),

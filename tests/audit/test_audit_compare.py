@@ -65,26 +65,26 @@ def test_what_a_client_leaves_out_is_named(plain: Kept, tmp_path: Path) -> None:
     mine = relogged(plain, tmp_path, lambda kind, facts: None if kind == "shares" else facts)
     for other in (coordinator, transcript):
         (what,) = compare(mine, other)
-        assert "came 'shares', stage SHARES of session 0" in what
-        assert "client 2 does not say that it sent that" in what
+        assert "received 'shares', stage SHARES of session 0" in what
+        assert "client 2 does not record its sending" in what
 
 
 def test_what_the_coordinator_leaves_out_is_named(plain: Kept, tmp_path: Path) -> None:
     mine, coordinator, _ = accounts(plain, 2)
     coordinator.received = {found: place for found, place in coordinator.received.items() if found.name != "reveal"}
     (what,) = compare(mine, coordinator)
-    assert "client 2, line 6, sent 'reveal'" in what and "coordinator 6 does not say that it came" in what
+    assert "client 2, line 6, sent 'reveal'" in what and "coordinator 6 does not record its receipt" in what
     path = tmp_path / plain.path.name
     path.write_bytes(plain.path.read_bytes())
     (what,) = compare(mine, judged(plain, forged(path, gone_outlines("Reveal", 2))).account)
-    assert "the transcript does not say that it came" in what
+    assert "the transcript does not record its receipt" in what
 
 
 def test_a_coordinator_that_says_of_nothing_that_it_came_is_named_once(plain: Kept, tmp_path: Path) -> None:
     mine, _, _ = accounts(plain, 2)
     log_of(tmp_path, N, key=-1).close()
     (what,) = compare(mine, verify_log(tmp_path / AUDIT_LOG).account)
-    assert "coordinator 6 says of nothing that it came" in what
+    assert "coordinator 6 records no receipt" in what
 
 
 @pytest.mark.parametrize("facts", [{"sha256": "0" * 64}, {"bytes": 7}])
@@ -93,7 +93,7 @@ def test_other_bytes_of_the_same_stage_are_named_as_one(plain: Kept, tmp_path: P
     mine = relogged(plain, tmp_path, changing("masked", **facts))
     for other in (coordinator, transcript):
         (what,) = compare(mine, other)
-        assert "sent 'masked'" in what and f"what came to {other}" in what
+        assert "sent 'masked'" in what and f"{other}" in what and "received" in what
 
 
 def test_a_reveal_of_other_kinds_than_the_client_says_is_named(plain: Kept, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_reveal_of_other_kinds_than_the_client_says_is_named(plain: Kept, tmp_
     mine = relogged(plain, tmp_path, changing("reveal", alive="1-4", dropped="0,5"))
     for other in (coordinator, transcript):
         (what,) = compare(mine, other)
-        assert "of shares 1-4; 0,5" in what and "says of 0-4; 5" in what
+        assert "of shares 1-4; 0,5" in what and "states 0-4; 5" in what
 
 
 def test_another_result_than_the_client_was_told_is_named(plain: Kept, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_another_result_than_the_client_was_told_is_named(plain: Kept, tmp_path:
     verdict = judged(plain, forged(path, lambda found: resigned(found, frames.Result, digest=bytes(32))))
     assert verdict.sound
     (what,) = compare(mine, verdict.account)
-    assert "client 2, line 7, was told the sum" in what and "says 000000000000" in what
+    assert "client 2, line 7, received the sum" in what and "states 000000000000" in what
 
 
 def test_a_client_may_say_what_came_to_it_and_then_it_is_compared(plain: Kept, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_client_may_say_what_came_to_it_and_then_it_is_compared(plain: Kept, t
                                     "sha256": found.sha256})  # fmt: skip
     mine = verify_log(tmp_path / "other" / AUDIT_LOG).account
     (what,) = compare(mine, coordinator)
-    assert "coordinator 6, line" in what and "'consents'" in what and "client 2 does not say that it came" in what
+    assert "coordinator 6, line" in what and "'consents'" in what and "client 2 does not record its receipt" in what
     missing = compare(mine, transcript)
     assert len(missing) == 2 and "'result'" in missing[1]
 

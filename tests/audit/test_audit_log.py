@@ -201,13 +201,13 @@ def test_a_cut_end_is_torn_or_seen_by_who_was_told_the_head(room: Path, size: in
     else:
         assert verdict.faults[-1].place == cut.count(b"\n") + 1 and "cut short" in verdict.faults[-1].what
     told = judged(cut, room, head=head)
-    assert "which was told: the end is cut off" in told.faults[-1].what
+    assert "which was given: the end is cut off" in told.faults[-1].what
 
 
 def test_a_head_that_was_told_earlier_is_still_there(room: Path) -> None:
     told = json.loads(plain().splitlines()[4])["hash"]
     verdict = judged(plain(), room, head=told)
-    assert verdict.sound and verdict.remarks == (f"{LINES - 5} entries after the hash that was told",)
+    assert verdict.sound and verdict.remarks == (f"{LINES - 5} entries after the given hash",)
 
 
 def test_a_line_twice_does_not_hide_one_that_is_gone(room: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_same_facts_in_other_bytes_are_not_as_written(room: Path) -> None:
 
 def test_after_many_faults_a_file_is_left(room: Path) -> None:
     verdict = judged(b"{}\n" * 100_000, room)
-    assert len(verdict.faults) == 101 and "so many faults" in verdict.faults[-1].what
+    assert len(verdict.faults) == 101 and "too many faults" in verdict.faults[-1].what
 
 
 def test_a_clock_that_was_set_back_is_a_remark(tmp_path: Path) -> None:

@@ -282,11 +282,11 @@ FORGERIES: dict[str, tuple[Callable[[list[AnyRecord]], list[AnyRecord]], str]] =
     "a share too many": (
         lambda found: outlined(found, "Reveal", 2, alive=(True,) * 7), "client 2 gave shares of"
     ),
-    "a share at rest": (share_kept, "what it carries does not belong here"),
+    "a share at rest": (share_kept, "its content does not belong here"),
     "a shorter vector": (shorter_vector, "client 2 masked 6 words, others 7"),
     "a vector of another session": (of_another_session, "a Masked of client 2 of another session"),
     "keys for the next round that nobody signed": (keys_ahead_unsigned, "client 2 did not sign"),
-    "keys of small order": (other_keys(s_pk=bytes(32)), "twice, or of small order"),
+    "keys of small order": (other_keys(s_pk=bytes(32)), "twice, or is of small order"),
     "keys of another session": (other_keys(origin=bytes(32)), "keys of another client or session"),
     "keys of another client": (keys_of_another, "keys of another client or session, from client 1"),
     "keys as if announced": (announced_now, "that were not announced for this session"),
@@ -325,8 +325,8 @@ FORGERIES: dict[str, tuple[Callable[[list[AnyRecord]], list[AnyRecord]], str]] =
     "another round": (lambda found: redescribed(found, round=9), "session 9 in the transcript of session 0"),
     "another model": (lambda found: redescribed(found, model_hash=bytes(32)), "of another session"),
     "nobody invited": (gone(frames.SessionInvite, None), "nobody was invited"),
-    "another beginning": (lambda found: [*found, found[0]], "begins with whose it is, once"),
-    "no beginning": (lambda found: found[1:], "begins with whose it is, once"),
+    "another beginning": (lambda found: [*found, found[0]], "begins with its owner, once"),
+    "no beginning": (lambda found: found[1:], "begins with its owner, once"),
     "a stranger": (lambda found: [*found, structs.replace(found[-1], client=77)], "client 77 is not in the roster"),
     "keys from nowhere": (keys_again, "keys of client 1 that are not those it sent"),
     "a message that is none": (lambda found: outlined(found, "Shares", 2, message="Secret"), "is no message"),
@@ -390,7 +390,7 @@ def test_a_record_has_one_encoding(plain: Kept) -> None:
     other = msgspec.msgpack.encode(dict(reversed(fields.items())))
     path = plain.folder / "order.transcript"
     path.write_bytes(transcript_module.MAGIC + len(other).to_bytes(4, "little") + other)
-    assert "not as it is written here" in judged(plain, path).faults[0].what
+    assert "not in the canonical form" in judged(plain, path).faults[0].what
 
 
 # --- nothing secret, and files ----------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_the_search_finds_a_share_that_is_kept(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_round_is_written_once(plain: Kept) -> None:
-    with pytest.raises(AuditError, match="there is a transcript of this session"):
+    with pytest.raises(AuditError, match="a transcript of this session exists"):
         Transcript(plain.path.parent, 0, plain.room.roster, public(-1), signer(-1))
 
 

@@ -135,7 +135,7 @@ def test_two_logs_are_held_against_each_other(run: Run, left: Kept, tmp_path: Pa
         log.append("reveal", {"to": 6, "session": 0, "stage": "UNMASK", "bytes": 9, "sha256": "1" * 64})
     said = run("verify", tmp_path / AUDIT_LOG, "--against", left.log("coordinator"))
     assert said.code == 1 and "sent 'reveal', stage UNMASK of session 0, 9 bytes" in said.out
-    assert "to coordinator 6, line" in said.out and "came 'shares'" in said.out
+    assert "coordinator 6, line" in said.out and "received 'shares'" in said.out
 
 
 def test_a_transcript_is_verified_with_the_roster(run: Run, left: Kept) -> None:

@@ -319,7 +319,7 @@ def test_a_file_in_place_of_the_folder_of_results_is_named_so(
     (tmp_path / "s.toml").write_text('base = "e.toml"\n[grid]\nrounds = [1, 2]\n')
     (tmp_path / "head.csv").write_text("a,b\n")
     said = in_process([*words, "--out", "head.csv"], tmp_path, monkeypatch, capsys)
-    assert said.code == 2 and "head.csv: a file is there, and a folder was expected" in said.err, said.err
+    assert said.code == 2 and "head.csv: a file, and a folder was expected" in said.err, said.err
     assert (tmp_path / "head.csv").read_text() == "a,b\n"
 
 
@@ -399,7 +399,7 @@ def test_a_host_that_ends_in_a_number_is_an_address_of_four(tmp_path: Path) -> N
 def test_a_second_key_is_refused_before_its_address_is_found_out(tmp_path: Path) -> None:
     typed(["keys", "new", "--client"], tmp_path)
     out = typed(["keys", "new"], tmp_path)
-    assert out.code == 2 and out.err.startswith("error: peer.key: there is a key already")
+    assert out.code == 2 and out.err.startswith("error: peer.key: a key exists already")
 
 
 def test_explanations_keep_the_order_of_their_words(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_loss_of_a_round_is_the_mean_of_those_that_log_one(logs: tuple[int, 
 def test_a_budget_of_privacy_needs_a_number_of_rounds() -> None:
     content = experiment_of(Wished(5, coordinator=True))
     content["coordinator"]["privacy"] = {"unit": "client", "noise": 1.0, "max_epsilon": 8.0}
-    with pytest.raises(ConfigError, match="budget of privacy"):
+    with pytest.raises(ConfigError, match="privacy budget"):
         compose.plan(load_experiment(content))
 
 
@@ -116,7 +116,7 @@ def test_a_loop_that_goes_on_alone_says_so_once(capsys: pytest.CaptureFixture[st
         peer.close()
 
     fedgossip.simulate_loop(run, 1, overrides=["rounds=2", "train.local_steps=2"])
-    assert capsys.readouterr().err.count("the run is over; this loop goes on alone") == 1
+    assert capsys.readouterr().err.count("the run is over; this loop continues alone") == 1
 
 
 def test_a_script_without_launch_names_the_command_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

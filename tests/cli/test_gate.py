@@ -268,7 +268,7 @@ def test_a_site_trains_on_the_statistics_that_it_has_agreed_on_and_on_no_others(
     table["records"] += 1
     (where / "trained.json").write_bytes(encoded(msgspec.convert(table, AgreedTable)))
     other = started("client", "--out", "a")
-    assert other.code == 2 and "are not what this site has agreed on" in other.errors[0], other
+    assert other.code == 2 and "are not the plan that this site has approved" in other.errors[0], other
     (where / "trained.json").write_bytes(content)
     assert started("client", "--out", "a").code == 130
 

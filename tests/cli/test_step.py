@@ -125,7 +125,7 @@ def test_a_stick_that_is_not_there_is_a_line_and_every_waits_for_it(
     away = shared.rename(tmp_path / "unplugged")
     shared.mkdir()
     said = typed(["step", "out1"], tmp_path)
-    assert said.code == 3 and "nothing of this run is there" in said.errors[0] and not list(shared.iterdir())
+    assert said.code == 3 and "no file of this run exists there" in said.errors[0] and not list(shared.iterdir())
     waits = 0
 
     def sleep(_seconds: float) -> None:
@@ -138,7 +138,7 @@ def test_a_stick_that_is_not_there_is_a_line_and_every_waits_for_it(
 
     monkeypatch.setattr("fedgossip.cli.run.peer.time.sleep", sleep)
     said = typed(["step", "out1", "--every", "1h"], tmp_path)
-    assert said.code == 0 and said.err.count("nothing of this run is there") == 2
+    assert said.code == 0 and said.err.count("no file of this run exists there") == 2
     step_all(tmp_path, range(2))
     assert digest([vector(tmp_path, node) for node in range(2)]) == simulate(tmp_path / "pilot.toml").digest  # type: ignore[misc]
 

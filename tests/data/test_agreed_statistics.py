@@ -439,14 +439,14 @@ def test_a_site_alone_looks_at_its_own_table(
         (["data.scale=source", "data.columns={}"], "data.missing without statistics"),
         (["data.partition.kind=iid", "data.source=csv:test.csv?label=outcome"], "is for sites with files of their own"),
         (["data.source=npz:site-{peer}.npz"], "is for tables"),
-        (["data.source=csv:site-{peer}.csv?label=outcome&scale=standard"], 'scale beside data.scale = "federated"'),
+        (["data.source=csv:site-{peer}.csv?label=outcome&scale=standard"], 'scale with data.scale = "federated"'),
         (["data.categories=refuse"], "column 'ward' holds words"),
         (["data.columns.height={ low = 1 }"], "low and high bound it from both sides"),
         (["data.columns.weight={ unit = 'kg' }"], "no column 'weight'"),
         (["data.columns.dose={ unita = 'mg' }"], "'dose': Object contains unknown field `unita`"),
         (["coordinator.secure.on=false"], "statistics are secure sums"),
         (["coordinator.privacy.unit=record"], "column 'marker' has no bounds, so no noise can hide a record"),
-        (["coordinator.privacy.unit=client"], "whole tables are hidden, and statistics tell of them"),
+        (["coordinator.privacy.unit=client"], "whole tables are hidden, and statistics would disclose them"),
     ],
 )
 def test_what_cannot_be_agreed_on_is_refused_before_anything_is_sent(

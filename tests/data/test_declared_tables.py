@@ -254,7 +254,7 @@ def test_terms_of_a_spline_have_the_curves_of_patsys_natural_splines() -> None:
         ({"cuts": [65, 18]}, "'a': cuts = [65.0, 18.0]"),
         ({"cuts": [18], "categories": ["one"]}, "'a': 1 cuts and 1 categories"),
         ({"order": ["a", "a"]}, "'a': order = ['a', 'a']"),
-        ({"order": ["a", "b"], "low": 0, "high": 1}, "'a': order beside"),
+        ({"order": ["a", "b"], "low": 0, "high": 1}, "'a': order with"),
         ({"rest": "z", "categories": ["x"]}, "'a': rest = 'z' is none"),
         ({"since": "yesterday"}, "'a': since = 'yesterday' is no day"),
         ({"date": "dd.mm.yyyy"}, "'a': date = 'dd.mm.yyyy'"),
@@ -262,8 +262,8 @@ def test_terms_of_a_spline_have_the_curves_of_patsys_natural_splines() -> None:
         ({"date": "%d.%!"}, "'a': date = '%d.%!' is no form of a date"),
         ({"colour": "red"}, "'a': Object contains unknown field"),
         ({"product": ["b"]}, "'a': product = ['b']"),
-        ({"product": ["b", "c"], "spline": "b"}, "'a': product, spline and log beside each other"),
-        ({"product": ["b", "c"], "factor": 2}, "'a': rules of cells beside product, spline or log"),
+        ({"product": ["b", "c"], "spline": "b"}, "'a': more than one of product, spline and log"),
+        ({"product": ["b", "c"], "factor": 2}, "'a': rules of cells with product, spline or log"),
         ({"knots": [1, 2, 3]}, "'a': knots or term without spline"),
         ({"spline": "b", "knots": [1, 2]}, "'a': knots = [1.0, 2.0]"),
         ({"spline": "b", "knots": [1, 3, 2]}, "'a': knots = [1.0, 3.0, 2.0]"),
@@ -541,7 +541,7 @@ def test_codes_units_and_repeated_rows_are_found(
     code, out, _ = described(tmp_path, monkeypatch, capsys)
     assert code == 0 and "column 'bmi': -999 in 4 cells, apart from all others: a code for nothing?" in out
     assert "column 'age': 99 in 4 cells, apart from all others" in out
-    assert 'Declare it in TABLE.csv.toml beside the table: [columns."age"] missing = ["99"]' in out
+    assert 'Declare it in TABLE.csv.toml next to the table: [columns."age"] missing = ["99"]' in out
     written(tmp_path / "site-0.csv", HEAD, [["50", "-99", *patients(0)[0][2:]], *patients(0)[1:]])
     assert "column 'bmi': -99 in 1 cell, apart from all others" in described(tmp_path, monkeypatch, capsys)[1]
     code, out, _ = described(tmp_path, monkeypatch, capsys, 1)
@@ -683,7 +683,7 @@ def test_too_few_dropped_records_are_not_counted(tmp_path: Path) -> None:
     ("changed", "said"),
     [
         (["data.missing=impute:5"], "impute:5"),
-        (["data.missing=drop", "data.groups=ward"], "data.groups beside data.missing"),
+        (["data.missing=drop", "data.groups=ward"], "data.groups with data.missing"),
     ],
 )
 def test_what_cannot_be_done_with_empty_cells_is_refused(changed: list[str], said: str, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_token_that_is_none_is_named_with_its_place(formula: str, message: str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("csv:test.csv", "csv:test.csv?label=ill"), "label, drop or keep in data.test beside model.formula"),
+        (("csv:test.csv", "csv:test.csv?label=ill"), "label, drop or keep in data.test with model.formula"),
         (('scale = "federated"', ""), "model.formula is of columns that sites agree on"),
         (("sex = {", '"age:sex" = { product = ["age", "sex=1"] }\nsex = {'), "which [data.columns] declares too"),
         (('formula = "ill ~ age*sex"', "formula = 3"), "model.formula is of columns that sites agree on"),

@@ -304,7 +304,7 @@ def test_a_query_that_is_no_select_of_cells_is_refused_and_nothing_changes(
 def test_sources_of_other_databases_are_refused_by_name(tmp_path: Path) -> None:
     source = asked(tmp_path, QUERY)
     assert "no query Write sql:DATABASE?query=FILE" in refusal(f"sql:{tmp_path}/t.db")
-    assert "a query beside a file that is no database" in refusal(f"csv:{tmp_path}/t.csv?query=q.sql")
+    assert "a query with a file that is no database" in refusal(f"csv:{tmp_path}/t.csv?query=q.sql")
     (tmp_path / "q.sql").unlink()
     assert "q.sql: no query: No such file" in refusal(source)
     (tmp_path / "t.db").write_bytes(b"no database" * 100)

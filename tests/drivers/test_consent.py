@@ -248,7 +248,7 @@ def test_code_cannot_come_from_where_files_of_invites_are_kept(asked: Asked) -> 
     name = f"joined.{asked.invitation.mark}.evil:alg"
     content = {"topology": {"graph": "ring", "n": 3}, "algorithm": {"name": name}}
     one = proposed(content, code=code_of([name]))
-    with pytest.raises(ConfigError, match="a folder for files that come with invites"):
+    with pytest.raises(ConfigError, match="a folder for files of invites"):
         proposals.check_code(one, proposals.experiment_of(one, asked.place.path), asked.folder / "joined")
 
 

@@ -108,7 +108,7 @@ def test_loops_that_end_before_their_coordinator_are_told_how_not_to(
     words = ["launch", "-n", "3", "--coordinator", "--rounds", "9", "--local-steps", "2", *how, "--out", "out"]
     said = in_process([*words, "train.py", "4", "0"], folder, monkeypatch, capsys)
     assert said.code == 7 and "Traceback" not in said.err
-    assert "lower --rounds, or go on while peer.step() returns True" in said.err.splitlines()[-1]
+    assert "lower --rounds, or loop while peer.step() returns True" in said.err.splitlines()[-1]
     if not how:  # what follows close() in a script is done
         logs = [(folder / "out" / "peers" / f"{node:02d}" / "log.txt").read_text() for node in range(3)]
         assert all(f"loop {node} of 3" in log and "Traceback" not in log for node, log in enumerate(logs))
@@ -233,7 +233,7 @@ def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
         # A killed client may have given a round what it needs and have no row of it: the next one is begun.
         assert len(set(range(1, 31)) - set(rounds)) <= (how == signal.SIGKILL)
     refused = in_process(resume, folder, monkeypatch, capsys)
-    assert refused.code == 8 and "this run has come to its end" in refused.err
+    assert refused.code == 8 and "this run has ended" in refused.err
 
 
 def test_only_what_was_launched_is_gone_on_with_by_launch(
@@ -306,7 +306,7 @@ def test_loops_that_differ_are_refused_in_one_line_and_their_interrupts_are_not_
         (["-n", "2", "--coordinator", "--mode", "async", "train.py"], "--coordinator and --mode"),
         (["-n", "1", "--graph", "ring", "train.py"], "one loop has no other to exchange with on 'ring'"),
         (["-n", "2", "--show", "2", "train.py"], "--show 2: give numbers from 0 to 1"),
-        (["-n", "2", "--set", "train.lr=1.0", "train.py"], "train.lr beside task.kind = loop"),
+        (["-n", "2", "--set", "train.lr=1.0", "train.py"], "train.lr with task.kind = loop"),
         (["-n", "4", "--graph", "torus:3x3", "train.py"], "graph 'torus:3x3' has 9 nodes, not 4"),
         (["-n", "2", "--experiment", "e.toml", "train.py"], "stand in e.toml already"),
     ],

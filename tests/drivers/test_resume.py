@@ -527,7 +527,7 @@ def test_ctrl_c_prints_the_line_that_goes_on(
         )
         assert summary["digest"] == json.loads(whole.out)["digest"]
     again = in_process(words, tmp_path, monkeypatch, capsys)
-    assert again.code == 8 and "has come to its end" in again.errors[0]
+    assert again.code == 8 and "has ended" in again.errors[0]
 
 
 ENOUGH = 80

@@ -161,7 +161,7 @@ OURS = Hello("schema", "experiment", "1", process=7, code="code", frozen=(1.0, 2
         ({"code": "another"}, CODE, "the source of its modules differs"),
         ({"frozen": (1.0, 2.1)}, FROZEN, "its frozen tensors differ"),
         ({"frozen": ()}, FROZEN, "its frozen tensors differ"),
-        ({"probe": (float("nan"),)}, PROBE, "what its first model gives for the probe differs"),
+        ({"probe": (float("nan"),)}, PROBE, "the outputs of its first model for the probe differs"),
         (
             {"code": "", "probe": ()},
             CODE,
@@ -218,7 +218,7 @@ UNLIKE = {
         PAIR + "\n# another\n",
         "the source of its modules differs, behind mine:model and ours:pair",
     ),
-    "probe": (MINE, "Sigmoid 1.0", PAIR, "what its first model gives for the probe differs"),
+    "probe": (MINE, "Sigmoid 1.0", PAIR, "the outputs of its first model for the probe differs"),
 }
 PEERS = """
 rounds = 3
@@ -259,7 +259,7 @@ def test_two_peers_of_unlike_code_refuse_each_other_by_name(what: str, tmp_path:
     ends = [finish(process) for process in both]
     for node, said in enumerate(ends):
         assert said.code == 4, said
-        assert f"nobody to learn with: peer {1 - node} has another model: {words}" in said.errors[0], said
+        assert f"no partner to learn with: peer {1 - node} has another model: {words}" in said.errors[0], said
         assert "Give every peer the same modules" in said.err
 
 

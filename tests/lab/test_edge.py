@@ -1,4 +1,4 @@
-"""A model as an ONNX file: what it answers, what it says of itself, and how it is measured."""
+"""A model as an ONNX file: what it answers, what it states about itself, and how it is measured."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_export_and_bench_as_they_are_typed(tmp_path: Path, type_in: Any) -> Non
     said = type_in("export run --to model.onnx")
     assert said.code == 0 and "examples float32 [batch, 64]" in said.out and "from torch by at most" in said.out
     told, _, words = said.err.partition("fedgossip model ")
-    assert told == "Measure it, and torch beside it:  " and words == "bench model.onnx run\n"
+    assert told == "Measure it, compared with torch:  " and words == "bench model.onnx run\n"
     assert type_in(f"{words.strip()} --calls 10").code == 0  # as it was told
     said = type_in("bench model.onnx --calls 10")
     assert said.code == 0 and "the test set of run" in said.out
@@ -159,7 +159,7 @@ def test_export_and_bench_as_they_are_typed(tmp_path: Path, type_in: Any) -> Non
     shutil.move(tmp_path / "model.onnx", tmp_path / "alone")
     said = type_in("bench alone/model.onnx --calls 10 --data digits --json")
     found = json.loads(said.out)
-    assert found["examples"] == 1797 and "name it too" in said.err
+    assert found["examples"] == 1797 and "name the run too" in said.err
     (one,) = found["models"]
     assert one["size"] == (tmp_path / "alone" / "model.onnx").stat().st_size and 0 < one["p50"] <= one["p99"]
 
@@ -406,11 +406,11 @@ def test_a_model_with_an_exit_is_two_files_and_answers_alone_where_it_is_sure(tm
     assert row["score"] == pytest.approx(right.mean())
     assert "on the device" in type_in("bench cut.device.onnx --calls 10").out
     assert "expected one, examples" in type_in("bench cut.server.onnx").err
-    assert "beside --quantize" in type_in("export run --to more.onnx --exit 0.5 --quantize dynamic").err
+    assert "with --quantize" in type_in("export run --to more.onnx --exit 0.5 --quantize dynamic").err
     (tmp_path / "cut.server.onnx").write_bytes((tmp_path / "cut.device.onnx").read_bytes())
     assert "not the server's part of cut.device.onnx" in type_in("bench cut.device.onnx").err
     (tmp_path / "cut.server.onnx").unlink()
-    assert "Put both beside each other" in type_in("bench cut.device.onnx").err
+    assert "Put both into one folder" in type_in("bench cut.device.onnx").err
 
 
 def test_a_model_without_an_exit_is_not_cut(tmp_path: Path, type_in: Any) -> None:

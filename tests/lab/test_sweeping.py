@@ -264,7 +264,7 @@ def test_a_combination_at_which_every_trial_fails_is_a_row_that_says_why(tmp_pat
     tune = {"train.lr": [1e60, 1e65]}
     sweep = sweep_of(base=DIGITS, grid={"algorithm.name": ["dsgd"]}, tune=tune, seeds=1)
     (row,) = fedgossip.sweep(sweep, tmp_path / "s").rows
-    assert row["status"] == "failed" and row["error"].startswith("no trial came to a score: ")
+    assert row["status"] == "failed" and row["error"].startswith("no trial has a score: ")
 
 
 def test_several_keys_are_tuned_together() -> None:

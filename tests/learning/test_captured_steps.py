@@ -203,7 +203,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch: pytest.Mo
     monkeypatch.setattr(captured_steps, "waits", waited)
     graphs = Graphs()
     _, told = trained(task("cnn:small", graphs, monkeypatch), rounds=1)
-    assert told == [Report("not_captured", "a step waits for the device, to read a number say", 0)]
+    assert told == [Report("not_captured", "a step waits for the device, for example to read a number", 0)]
     assert not graphs.captured
 
 
@@ -255,7 +255,7 @@ def test_a_replay_that_comes_to_something_else_is_not_taken(monkeypatch: pytest.
     found, told = trained(of[0])
     check_equal(found, expected)
     assert (graphs.captured, graphs.replayed) == (1, 1)
-    assert told == [Report("not_captured", "a replay comes to something else than the step", 0)]
+    assert told == [Report("not_captured", "a replay differs from the step", 0)]
 
 
 def test_without_room_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_a_gpu_replays_the_steps_that_it_takes(model, how, monkeypatch):
 def test_a_module_that_reads_from_a_gpu_is_not_captured_and_trains_on():
     found, told = trained_alone(f"{__name__}:Reading", "cuda")
     assert [(one.name, one.value) for one in told] == [
-        ("not_captured", "a step waits for the device, to read a number say")
+        ("not_captured", "a step waits for the device, for example to read a number")
     ]
     expected, _ = trained_alone(f"{__name__}:Reading", "cuda", capture=False)
     for one, other in zip(found, expected, strict=True):

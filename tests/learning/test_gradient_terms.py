@@ -206,7 +206,7 @@ def test_weights_that_no_step_of_the_given_optimizers_changed_are_an_error() -> 
     hooks = GradientTerms(exchanged := Exchanged(model), [given])
     hooks.use(Terms(PULL), exchanged.read())
     stepped("step", model, other)
-    with pytest.raises(TrainingError, match="by no step of what join"):
+    with pytest.raises(TrainingError, match="by no step of the optimizers given to join"):
         hooks.taken(1, lambda: True)
 
 

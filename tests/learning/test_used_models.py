@@ -211,7 +211,7 @@ def test_answers_that_are_no_numbers_are_not_written_as_a_class(tmp_path: Path) 
     with torch.no_grad():
         for one in model.module.parameters():
             one.fill_(float("nan"))
-    with pytest.raises(TrainingError, match="what is no finite number: nothing is written"):
+    with pytest.raises(TrainingError, match="numbers that are not finite: nothing is written"):
         scored_tables.scored(model, path)
 
 
@@ -268,14 +268,14 @@ def test_a_model_of_ones_own_comes_with_its_code_and_frozen_weights(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     (elsewhere / "mine.py").write_text("raise RuntimeError('another module of this name')\n")
-    with pytest.raises(ConfigError, match=r"made by code that came with it: mine.py, mine_layers.py") as refused:
+    with pytest.raises(ConfigError, match=r"made by code that included: mine.py, mine_layers.py") as refused:
         load_model(tmp_path / "run")
     assert "--run-code" in refused.value.advice
     model = load_model(tmp_path / "run", run_code=True)
     assert model.evaluate(test)["loss"] == pytest.approx(run.summary["test_loss"], rel=1e-5)
     assert next(tuple(t.shape) for t in model.module.parameters()) == (12, 64)
     (tmp_path / "run" / "model" / "code" / "mine_layers.py").write_text("WIDTH = 13\n")
-    with pytest.raises(ConfigError, match=r"not the code that model.json tells of"):
+    with pytest.raises(ConfigError, match=r"not the code that model.json describes"):
         load_model(tmp_path / "run", run_code=True)
 
 
@@ -336,7 +336,7 @@ def test_sizes_that_are_not_those_of_the_weights_take_no_memory(tmp_path: Path, 
 def test_tensors_of_a_task_without_a_recipe_are_kept_and_not_called(tmp_path: Path) -> None:
     simulate({"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}, out=tmp_path / "run")
     assert (tmp_path / "run" / "model" / "weights.safetensors").exists()
-    with pytest.raises(ConfigError, match="does not say how its model is made"):
+    with pytest.raises(ConfigError, match="without a recipe for its model"):
         load_model(tmp_path / "run")
 
 

@@ -246,7 +246,7 @@ def test_one_whom_we_refuse_is_told_before_we_leave(
     monkeypatch.setattr(links, "close", drained.append)
     links._late.append(Arrived(1, replace(HELLO, schema="another")))
     host = Host(0, Ends(), links, Averaging(2, 4), HELLO, replace(ports(), stop=lambda: stopped))
-    with pytest.raises(PeerError, match="nobody to learn with"):
+    with pytest.raises(PeerError, match="no partner to learn with"):
         host.run()
     assert drained == [seconds]
     monkeypatch.undo()

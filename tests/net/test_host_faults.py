@@ -137,7 +137,7 @@ def test_failed_training_of_one_peer_is_the_runs_error_and_hangs_nobody(tmp_path
     said = finish(start(["run", path.name, "--on", "local", "--out", "out", "--json", "--no-report"], tmp_path))
     assert said.code == 5 and said.out == "" and "Traceback" not in said.err, said
     assert len(said.errors) == 1 and "node 1, round 3" in said.errors[0] and "no more" in said.errors[0], said.err
-    assert "What was measured until then is in out." in said.err
+    assert "The measurements until then are in out." in said.err
     assert summary_of(tmp_path / "out")["status"] == "failed" and not looks_finished(tmp_path / "out")
     rows = read_rows(tmp_path / "out" / "metrics.jsonl")
     assert {row.peer for row in rows if isinstance(row, PeerRow) and row.round == 6} == {0, 2}

@@ -70,7 +70,7 @@ def test_a_coordinator_is_hosted_and_those_who_join_are_clients_of_a_secure_sum(
     assert [people.ended(who) for who in ("host", *"bcd")] == [0] * 4, people.said("b") + people.said("host")
     said = people.said("b")
     assert "secure aggregation: the coordinator sees sums alone, each over at least 3 of 3" in said
-    assert "what this client has learned to the coordinator" in said and "csv:mine.csv?label=y: yours" in said
+    assert "this client's update to the coordinator" in said and "csv:mine.csv?label=y: yours" in said
     models = {(people.run_of(who) / "vector.safetensors").read_bytes()[-20:] for who in ("host", *"bcd")}
     assert len(models) == 1  # that of the last round, which everybody is sent
     assert "Here: client 0, client 1, client 2, coordinator.  It begins." in people.said("host")

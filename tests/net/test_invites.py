@@ -314,7 +314,7 @@ def test_nobody_is_let_in_who_cannot_be_called_over_a_network(house: House, addr
     """The host says who sent what, and goes on with the others."""
     odd, honest = Identity.new(), Identity.new()
     assert _as_written(house, odd, odd.verify, address, odd) == TurnedAway("address", address)
-    assert house.admission.unfit == {odd.public: f"it cannot be called where it says: it sent {address!r}"}
+    assert house.admission.unfit == {odd.public: f"it cannot be reached at its address: it sent {address!r}"}
     assert isinstance(house.enrol(honest), Gathering)
 
 

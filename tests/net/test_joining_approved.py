@@ -215,7 +215,7 @@ def test_an_approval_is_for_participants_or_for_an_invite(tmp_path: Path) -> Non
     desk = Desk(tmp_path)
     for words in ([], ["--id", "0"], ["--id", "0", "--endpoints", "endpoints.toml", "--invite", "fg1-x"]):
         said = desk.typed("plan", "approve", "pilot.toml", *words)
-        assert said.code == 2 and "with whom?" in said.errors[0] and len(said.err.splitlines()) == 2
+        assert said.code == 2 and "no participants" in said.errors[0] and len(said.err.splitlines()) == 2
     assert desk.typed("plan", "approve", "pilot.toml", "--invite", "fg1-x").code == 2
 
 

@@ -424,7 +424,7 @@ def test_a_secret_key_is_in_no_repr_and_its_file_is_the_owners(tmp_path: Path) -
     identity.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert Identity.load(path) == identity
-    with pytest.raises(ConfigError, match="there is a key already"):
+    with pytest.raises(ConfigError, match="a key exists already"):
         Identity.new().save(path)
     assert Identity.load(path) == identity
     for mode in (0o640, 0o604, 0o660, 0o700 | 0o010):

@@ -158,7 +158,7 @@ def test_the_organiser_signs_a_revocation_of_one_in_the_file(folder: Path, capsy
     assert said.key == members.endpoints[3].key and verify(members.organiser, content(said), said.signature)
     with pytest.raises(ConfigError, match="no entry for peer 4"):
         cli(["keys", "revoke", "endpoints.toml", "--id", "4"], standalone_mode=False)
-    with pytest.raises(ConfigError, match="come and go"):
+    with pytest.raises(ConfigError, match="join and leave"):
         load_endpoints(Path("endpoints.toml"), 1)
 
 

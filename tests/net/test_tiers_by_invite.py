@@ -166,7 +166,7 @@ def test_the_place_is_checked_before_anything_is_asked_for() -> None:
     own(under=6).check_place(tiers)
     own().check_place(flat)
     for wrong, experiment, text in (
-        (own(), tiers, "by the order of arrival"),
+        (own(), tiers, "the order of arrival"),
         (own(6, 7), tiers, "Name your place"),
         (own(under=6), flat, "are of runs with tiers"),
         (own(lead=6, data="csv:x.csv?label=y"), tiers, "trains nothing"),

@@ -399,7 +399,7 @@ def test_a_proxy_that_buffers_is_a_line(
 @pytest.mark.parametrize(
     ("answer", "line", "advice"),
     [(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "the server answers 404 Not Found", "path right"),
-     (b"HTTP/1.1 403 Forbidden\r\n\r\n", "answers 403 Forbidden", "ask who runs it"),
+     (b"HTTP/1.1 403 Forbidden\r\n\r\n", "answers 403 Forbidden", "ask its administrator"),
      (b"HTTP/1.1 302 Found\r\nLocation: http://login\r\n\r\n<html>", "answers 302 Found", "want a login"),
      (b"HTTP/1.1 407 Login\r\n\r\n", "answers 407 Login", "HTTPS_PROXY"),
      (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "answers 502 Bad Gateway", "is `fedgossip relay` running"),
@@ -624,7 +624,7 @@ def test_who_calls_somebody_that_is_not_at_the_relay_learns_that_and_not_of_wron
             return bool(found)
 
         wait_until(refused, SECONDS, "the call is refused")
-        assert found[0].reason == "relay" and "nobody with that key is there" in found[0].text
+        assert found[0].reason == "relay" and "no participant with that key is connected" in found[0].text
 
 
 def test_certificates_are_checked_by_default() -> None:

@@ -150,7 +150,7 @@ def test_more_knowledge_makes_another_run_and_is_for_arrays_alone() -> None:
     content = experiment("alie")
     content["adversary"]["knowledge"] = "all"
     assert simulate(content, engine="stacked").digest != simulate(experiment("alie"), engine="stacked").digest
-    with pytest.raises(ConfigError, match="a real attacker knows what its neighbours tell it") as refused:
+    with pytest.raises(ConfigError, match="a real attacker knows only the messages of its neighbours") as refused:
         simulate(content)
     assert "--on stacked" in refused.value.advice
 
@@ -244,7 +244,7 @@ def having(**adversary: Any) -> dict[str, Any]:
         (having(options={"scale": 2}), "adversary.attack = 'sign-flip' has no option 'scale'"),
         (having(attack="noise", options={"scale": 0}), "scale is 0; expected a number above 0"),
         (having(attack="label-flip"), "label-flip: quadratic has no labels"),
-        (experiment(algorithm={"private": True}), "beside algorithm.private"),
+        (experiment(algorithm={"private": True}), "with algorithm.private"),
         (experiment(algorithm={"mode": "async"}), "in async mode sends other things"),
         (experiment(algorithm={"name": "gradient-tracking"}), "gradient-tracking in sync mode sends other things"),
         (experiment(algorithm={"name": "push-sum"}), "push-sum in sync mode sends other things"),

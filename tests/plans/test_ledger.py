@@ -1,4 +1,4 @@
-"""The ledger beside a key: a budget of privacy is of the data, and does not begin anew in another folder."""
+"""The ledger beside a key: a privacy budget is of the data, and does not begin anew in another folder."""
 
 from __future__ import annotations
 

@@ -104,9 +104,9 @@ def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "words"),
     [
-        ({"workers": 4, "method": "mapreduce", "bucket": 1000}, "bucket beside mapreduce"),
-        ({"workers": 4, "backups": 1}, "backups beside ring"),
-        ({"workers": 2, "method": "mapreduce", "backups": 2}, "nobody is waited for"),
+        ({"workers": 4, "method": "mapreduce", "bucket": 1000}, "bucket with mapreduce"),
+        ({"workers": 4, "backups": 1}, "backups with ring"),
+        ({"workers": 2, "method": "mapreduce", "backups": 2}, "no worker is waited for"),
     ],
 )
 def test_keys_of_the_other_kind_are_refused_by_name(parallel: dict[str, Any], words: str) -> None:

@@ -409,7 +409,7 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"codec": "own_parts:Coarse"}, "beside a secure sum"),
+        ({"codec": "own_parts:Coarse"}, "with a secure sum"),
         ({"sampling": "own_parts:InTurn"}, "keep their size"),
         ({"sampling": "own_parts:InTurn", "privacy": {"unit": "record"}}, "a budget counts on cohorts"),
     ],

@@ -116,7 +116,7 @@ def test_a_budget_that_cannot_last_shows_before_the_run(tmp_path: Path) -> None:
     assert found["budget"][0] == "REFUSED" and f"this site allows {0.9 * after:g} in all" in found["budget"][1]
     assert code == 2, "the policy comes first"
     _, found = looked(desk, "--set", "coordinator.privacy.unit=none")
-    assert found["budget"][0] == "REFUSED" and "no budget of privacy, and this site allows" in found["budget"][1]
+    assert found["budget"][0] == "REFUSED" and "no privacy budget, and this site allows" in found["budget"][1]
     assert typed(["privacy", "ledger", "--max-epsilon-total", "99", "--allow-exact", "1"], tmp_path).code == 0
     _, found = looked(desk)
     assert f"{after:.3g} of the 99 that this site allows" in found["budget"][1]

@@ -502,7 +502,7 @@ def test_the_folder_of_a_run_in_its_middle_is_called_that_and_no_folder_of_anoth
     (learning_run(tmp_path) / "summary.json").unlink()
     with pytest.raises(ConfigError) as caught:
         write_report(tmp_path)
-    assert "goes on, or was killed" in caught.value.advice and "folder of a run?" not in caught.value.advice
+    assert "is active, or was killed" in caught.value.advice and "folder of a run?" not in caught.value.advice
     (tmp_path / "endpoint.toml").touch()
     with pytest.raises(ConfigError) as caught:
         write_report(tmp_path)

@@ -225,7 +225,7 @@ def test_what_is_no_adapter_is_refused_by_its_names() -> None:
     assert "weight, bias" in caught.value.advice
     halved = model()
     del halved.lora_A
-    with pytest.raises(ConfigError, match="'lora_B' has no 'lora_A' beside it"):
+    with pytest.raises(ConfigError, match="'lora_B' has no 'lora_A'"):
         prepare(halved, "lora:ffa")
     still = model()
     nn.init.zeros_(still.lora_A)

@@ -474,7 +474,7 @@ def test_a_script_that_nobody_launched_is_told_how_to_be(monkeypatch: pytest.Mon
     ("key", "value"), [("model", {"source": "mlp:64-32-10"}), ("data", {"test": 0.5}), ("train", {"lr": 0.5})]
 )
 def test_what_a_loop_decides_itself_does_not_stand_in_its_experiment(key: str, value: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"beside task.kind = loop"):
+    with pytest.raises(ConfigError, match=r"with task.kind = loop"):
         fedgossip.simulate_loop(loop(), experiment={**ring(), key: value})
 
 

@@ -158,7 +158,7 @@ def test_a_run_without_a_budget_says_so_at_its_head(
     train: dict[str, Any], sizes: tuple[int, ...] | None, whole: bool
 ) -> None:
     plan: Any = compose.plan(load_experiment(learning(**train)))
-    (last,) = (line for line in replace(plan, sizes=sizes).banner if "budget of privacy" in line)
+    (last,) = (line for line in replace(plan, sizes=sizes).banner if "privacy budget" in line)
     assert last.startswith("NO" if whole else "no ")
     assert ("whole passes" in last) is whole
     assert ("or two where" in last) is (sizes is None and not whole), "where nobody has counted, nothing is promised"

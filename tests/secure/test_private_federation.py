@@ -1,4 +1,4 @@
-"""Budgets of privacy in federated runs: what is spent, what is refused, what is not told; nothing is forgotten."""
+"""Privacy budgets in federated runs: what is spent, what is refused, what is not told; nothing is forgotten."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_site_plans_with_its_own_file_alone(
 
 def test_a_run_that_its_budget_ended_does_not_go_on(tmp_path: Path) -> None:
     fedgossip.simulate(learning("record", rounds=50, max_epsilon=1.5), out=tmp_path / "run")
-    with pytest.raises(ResumeError, match="budget of privacy has ended") as error:
+    with pytest.raises(ResumeError, match="privacy budget has ended") as error:
         resume(tmp_path / "run")
     assert "a new run" in error.value.advice
 
@@ -149,7 +149,7 @@ def test_the_command_ends_with_6(tmp_path: Any, monkeypatch: pytest.MonkeyPatch,
         'coordinator = { clients = 3, privacy = { unit = "record", max_epsilon = 2.0 } }\n'
     )
     assert cli(["run", "e.toml", "--no-report"], standalone_mode=False) == 6
-    assert "budget of privacy ended it" in " ".join(capsys.readouterr().out.split())
+    assert "privacy budget ended it" in " ".join(capsys.readouterr().out.split())
     assert cli(["privacy", "plan", "e.toml"], standalone_mode=False) == 6
     told = capsys.readouterr().out
     assert "fit into epsilon 2: there the run ends" in told and "verdict" in told
@@ -249,7 +249,7 @@ def test_a_clip_that_follows_the_updates_nears_their_median_from_both_sides(quic
 def test_the_clip_is_remembered_over_a_crash(quick: None) -> None:
     crash = {"kind": "crash", "peers": [40], "start": 0.4, "after": 0.3}
     found = clips(follow(following(clip=10.0), [crash]))
-    assert all(later < earlier for earlier, later in pairwise(found)), "it goes on where it was"
+    assert all(later < earlier for earlier, later in pairwise(found)), "it resumes"
 
 
 @pytest.mark.long

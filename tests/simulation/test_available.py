@@ -103,7 +103,7 @@ def test_a_stopped_run_goes_on_with_the_same_clients(available: str, tmp_path: P
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (["0,0,10", "1,0,10", "0,5,12"], "line 4: client 0 is there already by line 2"),
+        (["0,0,10", "1,0,10", "0,5,12"], "line 4: client 0 is available already by line 2"),
         (["0,10,10"], "line 2: the end 10 is not after the start 10"),
         (["12,0,10"], "line 2: there is no client 12"),
         (["1.5,0,10"], "no client 1.5"),

@@ -514,7 +514,7 @@ def test_delayed_entry_is_a_column_of_the_table(folder: Path, tmp_path: Path) ->
     (tmp_path / "all.csv").write_text("\n".join([lines[0][0], *(row for one in lines for row in one[1:])]) + "\n")
     judged = json.loads(typed(["evaluate", "fits/hazards", "all.csv", "--json"], tmp_path).out)
     assert judged["events until 600"] == found.events
-    assert judged["events that the fit says"] == pytest.approx(found.events, abs=found.events**0.5 / 50)
+    assert judged["events of the fit"] == pytest.approx(found.events, abs=found.events**0.5 / 50)
     (tmp_path / "site-0.csv").write_text((tmp_path / "site-0.csv").read_text() + "60,25,new,100,1,100\n")
     refused = typed(["fit", "hazards.toml", "--to", "again"], tmp_path)
     assert refused.code == 7 and "column 'start': not before 'days' in 1 records" in refused.err, refused
@@ -833,7 +833,7 @@ def test_the_fit_is_judged_on_a_table(folder: Path) -> None:
     (folder / "all.csv").write_text("\n".join([lines[0][0], *(row for one in lines for row in one[1:])]) + "\n")
     again = json.loads(typed(["evaluate", "fits/hazards", "all.csv", "--json"], folder).out)
     assert again["events until 600"] == 652
-    assert again["events that the fit says"] == pytest.approx(652, abs=652**0.5 / 100), "rounded hazards"
+    assert again["events of the fit"] == pytest.approx(652, abs=652**0.5 / 100), "rounded hazards"
     refused = typed(["evaluate", "fits/hazards", "hazards.toml"], folder)
     assert refused.code == 2 and "which are judged on a table" in refused.err
     (folder / "bad.csv").write_text("age,bmi,arm,days,died\n50,25,new,10,2\n")
@@ -955,13 +955,13 @@ def test_a_told_time_has_as_many_events_as_any_count_must(
         (["model.source=cox?ridge=-1"], "ridge=-1"),
         (["model.source=cox?ties=exact"], "ties=exact"),
         (["model.source=cox?errors=quasi"], "errors=quasi"),
-        (["model.source=cox?errors=robust&ties=efron"], "errors=robust beside ties=efron"),
+        (["model.source=cox?errors=robust&ties=efron"], "errors=robust with ties=efron"),
         (["model.source=cox?strata=age"], "'age' is no column of words"),
         (["model.source=cox?evry=30"], "unknown option 'evry'"),
         (["model.source=cox?every=0&until=9"], "every 0"),
-        (["task.kind=classification"], "cox beside task.kind"),
+        (["task.kind=classification"], "cox with task.kind"),
         (["coordinator.secure.on=false"], "a fit is of secure sums"),
-        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
+        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, with a budget"),
         (["data.agreed=none.json"], "none.json"),
     ],
     ids=lambda one: str(one)[:40],

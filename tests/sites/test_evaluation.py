@@ -90,7 +90,7 @@ def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluati
 
 
 def test_what_sites_find_together_is_what_all_records_in_one_place_say(trained: Path) -> None:
-    """To 1e-9; the AUROC to what it says of itself."""
+    """To 1e-9; the AUROC to what it states about itself."""
     found, pooled = judged(trained)
     y, said = pooled["y"], pooled["answers"][:, 1]
     answered = pooled["answers"].argmax(axis=1)
@@ -221,7 +221,7 @@ def test_without_noise_the_fewer_numbers_say_what_all_say() -> None:
 
 
 def test_noise_moves_a_figure_about_as_far_as_is_said() -> None:
-    """Of 60 evaluations of the same records, each by other noise, 95 % lie as near as each says of itself."""
+    """Of 60 evaluations of the same records, each by other noise, 95 % lie as near as each states about itself."""
     draw, layout = np.random.default_rng(5), noisy(noise=2.0)
     sites = [answers_of(draw, 3000) for _ in range(3)]
     exact = [layout.noisy.of_records(site.answers, site.y, site.groups) for site in sites]
@@ -281,7 +281,7 @@ def test_the_card_says_of_records_kept_apart_one_thing() -> None:
     sums = {("sites",): 3} | layout.noisy.of_records(site.answers, site.y, site.groups)
     told = model_card.page(a_release(), None, noisy_evaluation_of(layout, sums, 5, 3))
     assert "that no site has trained on" in told and "no site has kept" not in told
-    assert "under a budget nothing is told of a site's own test" in html.unescape(told)
+    assert "under a budget a site's own test is not published" in html.unescape(told)
 
 
 def test_sites_judge_a_model_under_a_budget_and_their_ledger_says_so(
@@ -408,7 +408,7 @@ def test_the_command_tells_it_and_keeps_it_with_the_model(
     ("given", "said"),
     [
         ("--set coordinator.secure.on=false", "an evaluation is of secure sums"),
-        ("--set coordinator.privacy.unit=client", "what sites tell of a model is exact, beside a budget"),
+        ("--set coordinator.privacy.unit=client", "the sites' figures of a model are exact, with a budget"),
         (f"{BUDGET} --set data.site_scores=named", "a site's own score is of few records"),
         (f"{BUDGET} --set coordinator.privacy.max_epsilon=0.1", "at most 0.1 is allowed"),
         ("--set data.groups=age", "no column 'age'"),
@@ -540,7 +540,7 @@ def test_a_site_that_left_early_is_told_whose_model_to_copy_and_what_to_type(
         theirs = replace(ours := Hello("of the older", "x", __version__), schema="of the last")
         rejected = refused(5, theirs, ours)
         assert rejected
-        raise PeerError(f"nobody to learn with: {rejected.text}", rejected.advice, peer=5)
+        raise PeerError(f"no partner to learn with: {rejected.text}", rejected.advice, peer=5)
 
     monkeypatch.setattr("fedgossip.cli.run.participant.Participant.take_part", turned_away)
     command = ["own.toml", "--id", "1", "--endpoints", "endpoints.toml"]

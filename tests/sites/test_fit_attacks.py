@@ -401,7 +401,7 @@ def test_what_is_said_of_groups_is_held_against_a_sites_own_and_the_signature(ki
     assert numbers["at", "old"] == 2
     for name, count, refused in (
         (("at", "new"), 0, "a count over all sites is below that of this site alone"),
-        (("records",), 1, "sums of an earlier round are not what they were"),
+        (("records",), 1, "sums of an earlier round have changed"),
         (("at", "old"), 3, ""),
     ):
         lie = hall.layout.vector({**numbers, name: count})

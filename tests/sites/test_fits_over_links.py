@@ -32,7 +32,7 @@ def test_a_coordinator_whose_fit_has_stopped_advises_what_fit_has(folder: Path, 
     words = ["fit", "glm.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
     for _ in ("nobody comes", "the folder is not empty"):
         said = typed([*words, "--set", "coordinator.start_timeout=1"], hub)
-        assert said.code in (2, 7) and "Begin again, all together and in new folders (--out)" in said.err, said
+        assert said.code in (2, 7) and "Start again, all together and in new folders (--out)" in said.err, said
         assert "--resume" not in said.err and not (hub / "fit").exists()
 
 

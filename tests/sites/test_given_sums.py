@@ -129,5 +129,5 @@ def test_a_site_that_is_none_and_a_table_that_does_not_fit_are_refused(folder: P
             "coordinator.privacy.noise=1.0",
             "coordinator.privacy.max_epsilon=1.0",
         )
-        with pytest.raises(ConfigError, match="beside a budget, over given sums"):
+        with pytest.raises(ConfigError, match="with a budget, over given sums"):
             given_sums.agree_by_sums(load_experiment(folder / "glm.toml", budget), 1, PlainSums())  # type: ignore[arg-type]

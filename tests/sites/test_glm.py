@@ -380,7 +380,7 @@ def test_rounds_that_do_not_come_together_are_asked_again() -> None:
 def test_no_fit_without_the_first_round() -> None:
     layout = layout_of("logistic", 2)
     sites = [drawn("logistic", seed) for seed in range(3)]
-    with pytest.raises(TrainingError, match="have not come together"):
+    with pytest.raises(TrainingError, match="are not complete"):
         rounds(layout, sites, {0: {0, 1, 2}})
     assert fit_of(layout, GlmTask(layout, {}).initial(0), 3) is None
 
@@ -463,7 +463,7 @@ def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path) -> Non
     asked = typed_in(folder, "fit", "logistic.toml", "--dry-run").out  # an intercept and four columns
     assert "5 sums of columns by residuals, 15 of products of columns" in asked and "in 17 rounds at most" in asked
     again = typed_in(folder, "fit", "logistic.toml")
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "exists already" in again.err
 
 
 def test_a_linear_model_predicts_in_the_labels_unit(folder: Path) -> None:
@@ -580,10 +580,10 @@ def test_coefficients_that_run_away_are_told_and_the_run_does_not_end_well(folde
     [
         (["model.source=glm:probit"], "not a generalised linear model"),
         (["model.source=softmax"], "not a generalised linear model"),
-        (["model.source=glm:linear"], "beside task.kind = 'learning'|beside task.kind = 'classification'"),
+        (["model.source=glm:linear"], "with task.kind = 'learning'|with task.kind = 'classification'"),
         (["data.scale=source", "data.categories=refuse", "data.agreed=agreed.json"], "the columns that the sites have"),
         (["coordinator.secure.on=false"], "a fit is of secure sums"),
-        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
+        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, with a budget"),
         (["data.agreed=none.json"], "none.json"),
     ],
     ids=lambda one: str(one)[:40],

@@ -424,7 +424,7 @@ def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leav
     agreed = pilot.machines[3] / "agreed.json"
     agreed.write_bytes(agreed.read_bytes().replace(b'"sites": 5', b'"sites": 4'))
     changed = pilot.says(3, *client, "--id", "3", "--out", "again")
-    assert changed.code == 2 and "are not what this site has agreed on" in changed.err
+    assert changed.code == 2 and "are not the plan that this site has approved" in changed.err
     assert "Refused once" in pilot.says(3, "plan", "approved").err
     spent = pilot.says(4, "privacy", "ledger").out
     releases = int(re.findall(r"by (\d+) releases", spent)[0])

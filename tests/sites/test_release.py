@@ -254,7 +254,7 @@ def test_a_release_is_sound_and_says_what_the_run_and_the_sites_say(released: Pa
     assert "North; South; East; West; Harbour &amp; Sons" in page and "&lt;i&gt;what&lt;/i&gt;" in page
     for words in (
         f"{evaluation['score']:.3g}", f"on {evaluation['records']} records of 5 sites", "plan signed by 5 of 5 sites",
-        "2 logs verified", release.plan[:16], "1 to 6", "Nobody promises anything of single records",
+        "2 logs verified", release.plan[:16], "1 to 6", "Nothing is promised about single records",
         "nothing here unlearns",
         f"{evaluation['outcomes'][0]['auroc']:.4f} ± {evaluation['outcomes'][0]['auroc_within']:.4f}",
         "5 sites tested it on their own records; none could tell", "Dr. 3",
@@ -344,8 +344,8 @@ def of_one_file_more(contents: Contents) -> None:
 
 
 FORGED: Mapping[Callable[[Contents], None], str] = {
-    of_weights: "model/weights.safetensors: not the weights that the card tells of",
-    of_the_plan: "plan.json: not the plan that the card tells of",
+    of_weights: "model/weights.safetensors: not the weights that the card describes",
+    of_the_plan: "plan.json: not the plan that the card describes",
     of_a_log: "logs/000/audit.jsonl: line",
     of_an_approval: "approval.jsonl, line 1: not as it was written",
     of_one_file_less: "no use.txt in it",
@@ -403,7 +403,7 @@ def test_a_signer_whom_nobody_knows_is_refused_by_one_s_own_list(released: Path,
     identity = Identity.new()
     contents["release.json"] = json.dumps(json.loads(contents["release.json"]) | {"signer": identity.verify}).encode()
     write_signed(tmp_path / "other.zip", contents, identity)
-    assert "nobody's who took part" in check(tmp_path / "other.zip").whose
+    assert "of no participant" in check(tmp_path / "other.zip").whose
     with pytest.raises(ReleaseError, match="which is no key of"):
         check(tmp_path / "other.zip", released.parent / "endpoints.toml")
     everybody = released.parent / "endpoints.toml"
@@ -424,7 +424,7 @@ def test_a_site_that_withdraws_is_told_what_contains_its_data_and_nothing_is_unl
         return in_process(words, released.parent, monkeypatch, capsys)
 
     said = asked(2).out
-    assert "site 2 was counted in rounds: 1 to 6, of 6" in said and "what was learned is not unlearned" in said
+    assert "site 2 was counted in rounds: 1 to 6, of 6" in said and "nothing is unlearned" in said
     assert "model/weights.safetensors: its updates are in the sums of 6 of 6 rounds" in said
     assert "at the sites K = 0, 1, 3, 4:" in said and "--out without-2" in said
     assert asked(7).code == 2

@@ -173,7 +173,7 @@ def test_a_fit_that_was_changed_and_signed_anew_is_not_what_the_card_tells_of(
     contents[model] = contents[model].replace(b"1", b"2", 1)
     contents["release.json"] = json.dumps(json.loads(contents["release.json"]) | {"signer": identity.verify}).encode()
     write_signed(tmp_path / "forged.zip", contents, identity)
-    assert f"{model}: not the weights that the card tells of" in check(tmp_path / "forged.zip").faults
+    assert f"{model}: not the weights that the card describes" in check(tmp_path / "forged.zip").faults
 
 
 @pytest.mark.sockets  # a process of its own

@@ -99,7 +99,7 @@ LISTS = {
     "carriage returns": "0 1\r1 2\r2 0\r",
     "a heading": "source target\n0 1\n1 2\n2 0\n",
     "a heading of SNAP": "# Nodes: 3 Edges: 3\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n2\t0\n",
-    "a comment behind an edge": "0 1 # first\n1 2 #second\n2 0\n",
+    "a comment after an edge": "0 1 # first\n1 2 #second\n2 0\n",
     "networkx' data": "0 1 {}\n1 2 {'color': 'red'}\n2 0 {}\n",
     "commas": "0,1\n1,2\n2,0\n",
     "commas and blanks": "0, 1\n1, 2\n2, 0\n",

@@ -436,7 +436,7 @@ def test_what_is_too_large_to_compute_is_none_and_not_wrong():
         ("base:1", 1, None, ("1 nodes",)),
         ("base:2", None, None, ("number of nodes",)),
         ("one-peer-hypercube", 12, None, ("power of two", "8 or 16", "one-peer-exponential")),
-        ("one-peer-exponential:3", 12, None, ("nothing belongs",)),
+        ("one-peer-exponential:3", 12, None, ("nothing may follow",)),
         ("random-matching", 1, None, ("at least 2",)),
         ("el-oracle:8", 8, None, ("el-oracle:8", "at most 7")),
         ("el-oracle:3", 7, None, ("odd", "el-oracle:4", "el-local:3")),

@@ -44,7 +44,7 @@ def _number(word: str) -> float:
 def _whole(name: str, word: str, most: int, what: str) -> int:
     found = _number(word)
     if not (1 <= found <= most and found == int(found)):
-        raise ConfigError(f"{name}: {what} is a whole number from 1 to {most:,}", 'Write "int8:256" or "qsgd:7", say.')
+        raise ConfigError(f"{name}: {what} is a whole number from 1 to {most:,}", 'For example "int8:256" or "qsgd:7".')
     return int(found)
 
 

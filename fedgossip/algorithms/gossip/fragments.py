@@ -72,7 +72,7 @@ def fragments_of(length: int, segments: Sequence[Segment] = (), count: int = 1) 
     cuts = (0, *(_between_rows(length * f // count, segments) for f in range(1, count)), length)
     if any(stop <= start for start, stop in pairwise(cuts)):
         text = f"fragments = {count} of a model of {length:,} elements, which has too few rows for so many"
-        raise ConfigError(text, "Take fewer: 4, say.")
+        raise ConfigError(text, "Take fewer, for example 4.")
     return Fragments(cuts)
 
 
@@ -118,7 +118,7 @@ class FragmentedDiLoCo:
     def __init__(self, outer: OuterStep, count: int) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= FRAGMENTS_MAX:
             text = f"diloco: fragments = {count!r}; expected a whole number from 1 to {FRAGMENTS_MAX:,}"
-            raise ConfigError(text, "Take 4, say: each goes out in every fourth round.")
+            raise ConfigError(text, "For example 4: each is sent in every fourth round.")
         self.outer, self.count = outer, count
         self.needs = Needs(linear=True, elements=count)
 

@@ -256,7 +256,7 @@ class TwoTap:
 
 
 def _om(om: float | None, slem: float | None) -> float:
-    advice = "`fedgossip topology show GRAPH` tells slem; or give om, between 0 and 2."
+    advice = "`fedgossip topology show GRAPH` prints slem; or give om, between 0 and 2."
     if om is None and slem is None:
         return OM
     if om is not None and slem is not None:

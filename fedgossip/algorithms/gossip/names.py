@@ -121,13 +121,13 @@ def diloco(
     Raises ConfigError as each of them, for coded fragments, and for a gamma without a codec.
     """
     if codec and fragments != 1:
-        text = f"diloco: fragments = {fragments!r} with codec = {codec!r}, which says a whole model"
+        text = f"diloco: fragments = {fragments!r} with codec = {codec!r}, which sends a whole model"
         raise ConfigError(text, "Leave one of them out; [parallel] takes both.")
     if codec:
         rule = "practical" if gamma is None else gamma
         return Choco(codec, rule, gap, norm, OuterStep(lr, beta, nesterov))
     if gamma is not None:
-        raise ConfigError(f"diloco: gamma is {gamma!r} without a codec", 'Name one: codec = "int8:256", say.')
+        raise ConfigError(f"diloco: gamma is {gamma!r} without a codec", 'Name one, for example codec = "int8:256".')
     if fragments != 1:
         return FragmentedDiLoCo(OuterStep(lr, beta, nesterov), fragments)
     return DiLoCo(lr, beta, nesterov=nesterov)

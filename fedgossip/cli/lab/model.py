@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from fedgossip.lab.edge.bench import Benchable, NamedExamples
     from fedgossip.learning.models.loaded_model import LoadedModel
 
-DATA = click.option(
-    "--data", metavar="SOURCE", help="A CSV file, what data.source can name, or FILE.toml: its test set."
-)
+DATA = click.option("--data", metavar="SOURCE", help="A CSV file, a data.source, or FILE.toml: its test set.")
 
 
 @click.group(cls=Group)
@@ -33,7 +31,7 @@ def model() -> None:
     type=click.Path(path_type=Path),
     default=Path("model.onnx"),
     show_default=True,
-    help="File to write; one that is there is not written over.",
+    help="File to write; an existing one is not overwritten.",
 )
 @click.option(
     "--quantize",
@@ -44,7 +42,7 @@ def model() -> None:
     "--prune",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
-    help="Take this share of the weights out: single ones become zero, which makes nothing smaller or faster.",
+    help="Remove this share of the weights: single ones are set to zero, which makes nothing smaller or faster.",
 )
 @click.option("--structured", is_flag=True, help="--prune of whole units of hidden layers: smaller, and faster.")
 @click.option(
@@ -95,7 +93,7 @@ def export(
     check_answers(loaded)
     if threshold is not None:
         if quantize is not None or prune is not None:
-            raise ConfigError("--exit beside --quantize or --prune", "Leave one of them out.")
+            raise ConfigError("--exit with --quantize or --prune", "Leave one of them out.")
         device, server = write_parts(loaded, threshold, to)
         rows = _file(loaded.facts, device.path)
         rows += [["server", f"{server.path}: of examples whose entropy at the exit is above {threshold:g}"]]
@@ -118,10 +116,10 @@ def export(
     written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
     differs = f"from {'torch' if pruned is None else 'the pruned model in torch'} by at most {written.difference:.1g}"
     if quantize is not None:  # random examples may be outside the calibrated ranges
-        differs = "by rounding to eight bits: bench says what that costs"
+        differs = "by rounding to eight bits: bench measures its cost"
     rows = _file(loaded.facts, to) + ([["pruned", pruned]] if pruned is not None else [])
     echo(columns([*rows, ["differs", differs]]))
-    echo(f"Measure it, and torch beside it:  fedgossip model bench {shlex.join(map(str, (to, model)))}", err=True)
+    echo(f"Measure it, compared with torch:  fedgossip model bench {shlex.join(map(str, (to, model)))}", err=True)
 
 
 def _pruned(
@@ -142,7 +140,7 @@ def _pruned(
     found = compression.structured(loaded, share)
     words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
     if epochs is None:
-        return found, f"{words}; --epochs 2 trains what is left"
+        return found, f"{words}; --epochs 2 trains the rest"
     from fedgossip.lab.edge.bench import settings_of
     from fedgossip.lab.edge.compression import retrained
 
@@ -179,7 +177,7 @@ def _file(facts: Any, to: Path) -> list[list[str]]:
 
     text = facts.vocabulary is not None
     shape = ", ".join(["batch", *(["time"] if text else map(str, facts.shape))])
-    given = f"int64 [{shape}], places in the vocabulary" if text else f"float32 [{shape}], as they are read"
+    given = f"int64 [{shape}], places in the vocabulary" if text else f"float32 [{shape}], unscaled"
     given += f": {_some(facts.columns)}" if facts.columns else ""
     answers = ", ".join(["batch", *(["time"] if facts.kind == "language" else []), str(facts.outputs)])
     of = _some(facts.labels if facts.kind in ("regression", "multi-label") else () if text else facts.classes)
@@ -203,7 +201,7 @@ def _some(names: Any) -> str:
     type=click.FloatRange(0.05, 100),
     default=2.0,
     show_default=True,
-    help="What logits are divided by: more shows more of what the teacher takes for possible.",
+    help="Divisor of the logits: a larger one weights unlikely classes more.",
 )
 @click.option("--epochs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Passes over examples.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of first weights and batches; the run's own.")
@@ -322,7 +320,7 @@ def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> lis
     if not any(path.is_dir() for path in paths):
         origin = origin_of(paths[0], found[0][2].facts)
         if origin is None:
-            echo("Its run is in no folder beside it: name it too to see torch beside.", err=True)
+            echo("Its run is not in a folder next to it: name the run too, for a comparison with torch.", err=True)
         else:
             found.insert(0, (str(origin), origin, load_model(origin, node=node, run_code=run_code)))
     return found

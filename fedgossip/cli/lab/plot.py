@@ -42,7 +42,7 @@ width_option = click.option(
 @click.command()
 @click.argument("folders", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--x", "axis", default="round", show_default=True, help="round, epoch, bytes or seconds.")
-@click.option("--y", "measure", help="A recorded number.  [default: the mean peer's score, or the first there is]")
+@click.option("--y", "measure", help="A recorded number.  [default: the mean peer's score, or the first number]")
 @click.option("--out", type=click.Path(path_type=Path), help="PDF, PNG, SVG or CSV.  [default: the terminal]")
 @width_option
 @click.option("--list", "listed", is_flag=True, help="List the numbers that the runs recorded.")

@@ -28,7 +28,7 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
     from fedgossip.lab.repro.published import checked, chosen, known, result_of
 
     if fast and full:
-        raise click.UsageError("--fast leaves out what --full adds: give one of them.")
+        raise click.UsageError("--fast omits the additions of --full: give one of them.")
     if name == LIST:
         _list(as_json=as_json)
         return 0

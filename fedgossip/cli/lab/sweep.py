@@ -107,7 +107,7 @@ def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
         return 0
     cells = f"{facts['combinations']} combinations, {facts['seeds']} seeds: {facts['cells']} cells"
     more = f"; {trials} trials of tuning to begin with" if trials else ""
-    echo(f"{sweep.grid.name}: {cells}{more}; {there} are there already")
+    echo(f"{sweep.grid.name}: {cells}{more}; {there} exist already")
     for name, reason in refused.items():
         echo(f"refused  {name or 'the base'}: {reason}")
     return 0
@@ -142,5 +142,5 @@ def counts_of_states(table: SweepTable) -> str:
     if table.failed:
         parts.append(f"{table.failed} failed or cannot be run (table.csv has the reasons)")
     if table.open:
-        parts.append(f"{table.open} are still to be run: the same command goes on")
+        parts.append(f"{table.open} remain: the same command resumes")
     return "; ".join(parts) + "."

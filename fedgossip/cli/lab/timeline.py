@@ -25,7 +25,7 @@ TRACE = ".json"
 @click.option(
     "--paradigms",
     default="",
-    help="Of an experiment: several beside each other, as for `compare`; `collectives`: every all-reduce.",
+    help="Of an experiment: several together, as for `compare`; `collectives`: every all-reduce.",
 )
 @click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Of an experiment: how many learn.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the experiment.")

@@ -177,7 +177,7 @@ def host(
             opened = _open_sockets(stack, calls, plan, hosted, proposal, whole.test, experiment.stem)
         show_invite(opened.invite, qr=qr)
         if carrier:
-            echo("Those who join name the folder as they see it: fedgossip join - --links folder:DIR", err=True)
+            echo("Joiners give their own path to the folder: fedgossip join - --links folder:DIR", err=True)
         for node, members in seats.groups.items():
             echo(f"{plan.roles.label(node)}, of {len(members)}: fedgossip join - --coordinator {node}", err=True)
         server, way = opened.server, opened.server.admission
@@ -185,7 +185,7 @@ def host(
             if not way.party.founders:
                 wait_for_members(server, way, plan)
         except AwaitedError as awaited:
-            echo(f"{awaited}; to go on, type the same command again", err=True)
+            echo(f"{awaited}; to resume, type the same command again", err=True)
             return 0
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, opened.ways,
                            hosted.ports[1] or None, learning=own, data=whole.data, script=() if led else loop,
@@ -317,7 +317,7 @@ def _front(url: str | None, listen: str | None, cert: Path | None, key: Path | N
     port = parts.port or (443 if parts.scheme == "wss" else 80)
     door = Door.of(listen, "--web-listen") if listen else Door(parts.scheme, "0.0.0.0", port)
     if door.scheme not in ("ws", "wss"):
-        raise ConfigError(f"--web-listen {listen}: no address of the web", "Write ws://127.0.0.1:8080, say.")
+        raise ConfigError(f"--web-listen {listen}: no address of the web", "For example ws://127.0.0.1:8080.")
     return _Front(url, door, tls_of([door.scheme], cert, key))
 
 

@@ -68,7 +68,7 @@ SEARCH_SECONDS = 3.0
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
-    help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]",
+    help="As a client: its requirements; written at the first start.  [default: policy.toml in the invite's folder]",
 )
 @click.option(
     "--approval-days",
@@ -153,7 +153,7 @@ def join(
             plan = _agreed(proposal, invitation, place, own, yes=yes)
             return _take_part(client, proposal, plan, place, own, agent, _command(invite, place))
         except AwaitedError as awaited:
-            echo(f"{awaited}; to go on, type the same command again", err=True)
+            echo(f"{awaited}; to resume, type the same command again", err=True)
             return 0
 
 
@@ -222,7 +222,7 @@ class OwnMachine:
 
         tiers = isinstance(experiment, FederatedExperiment) and bool(experiment.coordinator.tiers)
         if tiers and bool(self.lead) == bool(self.under):
-            text = "this run has tiers of coordinators: nobody is made one by the order of arrival"
+            text = "this run has tiers of coordinators, which the order of arrival does not assign"
             raise ConfigError(text, "Name your place, as its organiser does: --coordinator K, or --under K.")
         if not tiers and (self.lead or self.under):
             raise ConfigError("--coordinator and --under are of runs with tiers", "Leave them out.")
@@ -351,7 +351,9 @@ def shown_terms(
         *_of_the_machine(e),
     ]
     if own.carrier:
-        rows.append(("Links", f"sealed files in {own.carrier.root}: its owner sees who, when, how much"))
+        rows.append(
+            ("Links", f"sealed files in {own.carrier.root}: its owner sees senders, receivers, times and sizes")
+        )
     if proposal.test:
         rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, from the organiser"))
     return rows

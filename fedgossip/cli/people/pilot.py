@@ -74,7 +74,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
                      help='Answers in a file, NAME = "text" for each question: for scripts.  The log names it.'),
         click.option("--patience", metavar="HOURS", type=click.FloatRange(min=0, min_open=True, max=10_000),
                      default=72.0, show_default=True,
-                     help="Time for which a step waits for the other sites, whose people decide."),
+                     help="Time for which a step waits for the other sites' people."),
     ):  # fmt: skip
         command = option(command)
     return web_options(command)

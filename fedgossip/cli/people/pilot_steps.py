@@ -189,8 +189,8 @@ def coordinator_steps(facts: PilotFacts, name: str, waits: Words) -> Sequence[Pi
         evaluate = ["evaluate", f"{OF}run", EXPERIMENT, *wait, "--out", f"{NEW}judged-log"]
         shown = [[*words, "--model", f"{OF}run"] for words in read]
         steps.append(PilotStep("judge", "how well it answers", shown, same("-model"), lambda _: [evaluate]))
-    use = Question("use", "File in which a person has written what the model is for, and what not", PATH, USE)
-    handed = Question("handed", "Folder of what the sites handed over, one folder each (empty: none)", PATH)
+    use = Question("use", "File with the intended use of the model and its limits, written by a person", PATH, USE)
+    handed = Question("handed", "Folder of the files that the sites handed over, one folder each (empty: none)", PATH)
 
     def released(given: Answers) -> list[Words]:
         folder, file = given["handed"], f"{name}-release.zip"

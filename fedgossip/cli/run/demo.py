@@ -227,13 +227,13 @@ def words(disturbed: Run, quiet: Run) -> list[str]:
         f"{some(events.get('crashed', 0), 'kill')}, {some(events.get('restarted', 0), 'return')} from the dead; "
         f"{finished} of {PEERS} peers went all the way.",
         "",
-        "Images read correctly, of those that nobody had trained on:",
+        "Accuracy on the test images:",
         f"    after all that   {_percent(accuracy['averaged'])} the peers' average model, "
         f"{_percent(accuracy['worst_peer'])} the worst peer",
         f"    undisturbed      {_percent(usual['averaged'])} the peers' average model, "
         f"{_percent(usual['worst_peer'])} the worst peer   (the same experiment, simulated)",
         "",
-        "A peer that was killed went on from its last checkpoint, caught up, and was let in again by its neighbours;",
+        "A killed peer resumed from its last checkpoint, caught up, and was admitted again by its neighbours;",
         "while it was away they gave its weight to themselves, and took it back afterwards.",
     ]
 
@@ -315,7 +315,7 @@ class PeerTable:
             case "restarted":
                 self._hit(row.peer, None, "starts again")
             case "resumed" if isinstance(row.value, dict):
-                self._hit(row.peer, None, f"goes on from its checkpoint of round {row.value['round']}")
+                self._hit(row.peer, None, f"resumes from its checkpoint of round {row.value['round']}")
             case "asleep":
                 self._hit(row.peer, "put to sleep", "put to sleep (SIGSTOP)")
             case "awake":
@@ -355,7 +355,7 @@ class PeerTable:
         for name in ("peer", "round", "accuracy"):
             table.add_column(name, justify="right")
         table.add_column("state", min_width=11)
-        table.add_column("what hit it", min_width=32)
+        table.add_column("fault", min_width=32)
         for number, peer in enumerate(self.peers):
             style = STYLES.get(peer.state, "yellow")
             state = Text(peer.state, style)

@@ -63,7 +63,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
 
 @click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--n", "n", type=click.IntRange(min=1), help="How many loops.")
-@click.option("--graph", help="Whom each exchanges with: ring, torus:4x4, ... [default: ring; none for one loop]")
+@click.option("--graph", help="Graph of the loops: ring, torus:4x4, ... [default: ring; none for one loop]")
 @click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
 @click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
 @click.option("--algorithm", help="The method: dsgd, push-sum, ...; of a coordinator: fedavg, scaffold, ...")
@@ -105,7 +105,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
     "stopped",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Go on with a launched run that was stopped, in its folder; SCRIPT may be left out.",
+    help="Resume a launched run that was stopped, in its folder; SCRIPT may be left out.",
 )
 @click.option(
     "--simulate",
@@ -186,7 +186,7 @@ def launch(
     )
 
 
-LEFT = "Loops that end before their run leave it: lower --rounds, or go on while peer.step() returns True."
+LEFT = "Loops that end before their run leave it: lower --rounds, or loop while peer.step() returns True."
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _check_given(
         raise click.UsageError(f"--simulate and {of_processes[0]}: simulated loops are threads of one process")
     if stopped and (simulate or out or experiment):
         given = "--simulate" if simulate else "--out" if out else "--experiment"
-        raise click.UsageError(f"--resume and {given}: a launched run goes on in its folder, by its own experiment")
+        raise click.UsageError(f"--resume and {given}: a launched run resumes in its folder, by its own experiment")
 
 
 def _shown(words: str, n: int) -> Sequence[int]:
@@ -278,7 +278,7 @@ ENGINE_OF = {
     type=click.IntRange(2, 100_000),
     default=60,
     show_default=True,
-    help="Of Slurm: the job's time; after it the run goes on in a next life of the job.",
+    help="Of Slurm: the job's time; after it the run resumes in the requeued job.",
 )
 @click.option(
     "--cpus",
@@ -306,7 +306,7 @@ ENGINE_OF = {
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="In which all participants must listen; on Slurm since the job runs.",
+    help="Seconds in which all participants must listen; on Slurm since the job runs.",
 )
 @click.option(
     "--interface",
@@ -323,7 +323,7 @@ ENGINE_OF = {
     "stopped",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Go on with a run that was stopped, where it was placed; EXPERIMENT may be left out.",
+    help="Resume a run that was stopped, where it was placed; EXPERIMENT may be left out.",
 )
 @run_code_option
 @click.option("--report/--no-report", default=True, help="Write report.html.")

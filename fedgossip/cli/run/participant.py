@@ -75,7 +75,7 @@ def options(command: Command) -> Command:
         portable_option,
         click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-WHO-TIME]"),
-        click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out."),
+        click.option("--resume", is_flag=True, help="Resume from the last checkpoint in the folder --out."),
     ]  # fmt: skip
     for option in reversed(given):
         command = option(command)
@@ -101,7 +101,7 @@ def folder_options(command: Command) -> Command:
                      help="Exchange messages as sealed files in DIR, a folder that all see.  [default: sockets]"),
         click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05, max=86400), default=2.0,
                      show_default=True, help="The longest time between two looks into DIR."),
-        click.option("--once", is_flag=True, help="With a folder: do what can be done now, and end; then: step."),
+        click.option("--once", is_flag=True, help="With a folder: do all possible work now, and end; then: step."),
         click.option("--patience", metavar="HOURS", type=click.FloatRange(min=0, min_open=True, max=100_000),
                      default=PATIENCE_HOURS, show_default=True,
                      help="With a folder: the least wait for a participant that is missing; the file's waits are "
@@ -356,7 +356,7 @@ class Participant:
         from fedgossip.runs.checkpoints import incarnation_of
 
         if self.out is None:
-            raise ConfigError("--resume needs the folder to go on in", "Name it with --out.")
+            raise ConfigError("--resume needs the folder of the run", "Name it with --out.")
         if not self.out.is_dir():
             raise ResumeError(f"{self.out}: no such folder", "Leave --resume out to start there.")
         if incarnation_of(self.out) < 0:
@@ -421,7 +421,7 @@ trace_limit_option = click.option(
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
     show_default=True,
-    help="The longest trace of a peer; the run goes on without.",
+    help="Maximum size of a peer's trace; the run continues without it.",
 )
 
 

@@ -186,11 +186,11 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
 @participant.options
 @participant.folder_options
-@policy_option("What this client insists on, from `fedgossip privacy policy`.")
+@policy_option("Requirements of this client, from `fedgossip privacy policy`.")
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path),
-    help="Where this site notes what its records have spent.  [default: beside the key]",
+    help="Ledger of the budget spent by this site's records.  [default: next to the key]",
 )
 @click.option("--dry-run", is_flag=True, help="Check all that this site can check alone, and send nothing.")
 def client(
@@ -241,7 +241,7 @@ def client(
         carrier=carrier,
         overrides=overrides,
         seed=seed,
-    ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")
+    ).take_part(f"calling the coordinator at {where}, which begins when enough clients have joined")
 
 
 def _checked(
@@ -294,7 +294,9 @@ def worker(experiment: Path, node: int, **given: Any) -> int:
 
 @click.command()
 @EXPERIMENT
-@click.option("--id", "node", type=NODE, help="Its id in the run, behind the workers.  [default: that of the only one]")
+@click.option(
+    "--id", "node", type=NODE, help="Its id in the run, after the workers' ids.  [default: that of the only one]"
+)
 @participant.options
 @BIND
 def server(experiment: Path, node: int | None, **given: Any) -> int:
@@ -400,7 +402,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--every", metavar="TIME", callback=_seconds, help="Stay, and go on so often: 30s, 10m, 2h, 1d.")
+@click.option("--every", metavar="TIME", callback=_seconds, help="Stay, and repeat at this interval: 30s, 10m, 2h, 1d.")
 def step(run: Path, every: float | None) -> int:
     """Process the messages in the folder of participant RUN as far as possible, and end: for cron, or a USB stick.
 

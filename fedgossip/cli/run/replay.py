@@ -52,7 +52,7 @@ def _unrecorded(recorded: Collection[int], lives: int) -> str:
     if not missing:
         return ""
     what = "life" if len(missing) == 1 else "lives"
-    return f"{what} {', '.join(map(str, missing))}: not recorded; --trace is given anew to each"
+    return f"{what} {', '.join(map(str, missing))}: not recorded; give --trace to each life"
 
 
 def _show(entry: TraceEntry) -> None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     "stopped",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.",
+    help="Resume a run that was stopped, in its folder; EXPERIMENT may be left out.",
 )
 @run_code_option
 @click.option("--trace", is_flag=True, help="With --on local: write a trace of the peers' events, for replay.")
@@ -100,9 +100,9 @@ def run(
     elif experiment is None:
         raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
     if trace and on != "local":
-        raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
+        raise click.UsageError("--trace needs --on local: a simulation can be repeated without it")
     if stopped and n is not None:
-        raise click.UsageError("--resume and -n: a run goes on with those that take part in it")
+        raise click.UsageError("--resume and -n: a run resumes with its own participants")
     if stopped:
         wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
     else:
@@ -235,7 +235,7 @@ BEFORE_THE_FIRST_ROUND = "stopped before the first round was over: nothing was t
 ENDINGS = {
     "partial": "some participants did not reach the end; the others did",
     "interrupted": "stopped before its end; all results until then are stored",
-    "exhausted": "its budget of privacy ended it: the next round would have crossed it; the model so far is kept",
+    "exhausted": "its privacy budget ended it: the next round would have crossed it; the model so far is kept",
 }
 
 
@@ -326,14 +326,12 @@ def _reached(summary: RunSummary) -> list[tuple[str, str]]:
     score = read_score(scores)
     if scores["averaged"] is None and scores["mean_peer"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
-    distils = summary.get("exchanged") == "logits"
-    if roles_in(summary).leader is not None:
+    averaged, distils = scores["averaged"], summary.get("exchanged") == "logits"
+    if averaged is not None and (distils or roles_in(summary).leader is not None):
         of = f", of a model {DISTILLED}" if distils else ""
-        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}{of}")]
+        return [(f"test {score.word}", f"{score.figure(averaged)}{score.note}{of}")]
     one = roles_in(summary).measured
-    if distils:
-        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}, of a model {DISTILLED}")]
-    named = {"averaged": scores["averaged"], f"mean {one}": scores["mean_peer"], f"worst {one}": scores["worst_peer"]}
+    named = {"averaged": averaged, f"mean {one}": scores["mean_peer"], f"worst {one}": scores["worst_peer"]}
     each = ", ".join(f"{score.figure(value)} {name}" for name, value in named.items() if value is not None)
     at = scores.get("round", summary["rounds"])
     when = "" if at == summary["rounds"] else f", in round {at}"
@@ -552,5 +550,5 @@ def _describe(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator
     if most.together:
         yield f"train.zero = {train.zero}: between its passes all parameters too, {most.together:,} bytes"
     if train.offload:
-        yield "train.offload: parameters, gradients and slots in host memory, page-locked beside a GPU; activations"
+        yield "train.offload: parameters, gradients and slots in host memory, page-locked for a GPU; activations"
         yield "  and the layers that compute on the device.  On a CPU both are one memory: nothing is gained."

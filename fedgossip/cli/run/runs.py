@@ -217,7 +217,7 @@ def collect(
 
     if experiment.is_dir():
         advice = f"fedgossip collect EXPERIMENT {quoted(experiment)} ..., with the file that the peers were given."
-        raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
+        raise ConfigError(f"{experiment}: a folder; write the EXPERIMENT first", advice)
     loops = first_description(folders)
     more = ["task.kind=loop"] if loops else []
     read = load_experiment(experiment, [*more, *overrides], seed=seed)

@@ -47,7 +47,7 @@ def model_options(command: Command) -> Command:
     type=click.Path(path_type=Path),
     default=Path("scored.csv"),
     show_default=True,
-    help="File to write; one that is there is not written over.",
+    help="File to write; an existing one is not overwritten.",
 )
 @model_options
 def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool) -> None:
@@ -87,7 +87,7 @@ def _scored_by_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
     )
     head, *rows = csv.reader(io.StringIO(text))
     if head[-1] == fitted_tables.MARKS and (marked := sum(bool(row[-1]) for row in rows)):
-        what = "numbers outside of what was agreed, or filled cells"
+        what = "numbers outside the agreed bounds, or filled cells"
         echo(f"warning: {marked} of {len(rows)} rows have {what}: see their column {head[-1]!r}", err=True)
     return text, unknown
 
@@ -243,7 +243,7 @@ def _together(
             _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
     if known.endpoints:
-        echo(f"to be judged: the model with weights {facts.weights[:16]}, at all sites the same", err=True)
+        echo(f"to be judged: the model with weights {facts.weights[:16]}, the same at all sites", err=True)
     try:
         return summed(plan, task, layout.digest, refused, site, known, write, opened_by(layout))
     except PeerError as error:
@@ -293,7 +293,7 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
     return [*lines, *_membership(found)]
 
 
-WITHHELD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
+WITHHELD = "under a budget no loss and no site's own score is published; each site alone: fedgossip privacy membership"
 
 
 THRESHOLD_HEAD = ["at least", "sensitivity", "specificity", "net benefit", "of acting on all"]
@@ -323,8 +323,8 @@ def _loss(found: Evaluation) -> list[list[str]]:
     return [] if found.loss is None else [["loss", short(found.loss)]]
 
 
-OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "said, on average", "were", "calibration error"]
-PARTS_HEAD = ["between", "records", "said, on average", "were"]
+OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "mean prediction", "were", "calibration error"]
+PARTS_HEAD = ["between", "records", "mean prediction", "were"]
 
 
 def _numbers(found: Evaluation) -> list[list[str]]:
@@ -356,7 +356,7 @@ def _parts(parts: Any) -> list[list[str]]:
 def _groups(found: Evaluation) -> list[str]:
     head = [found.layout.group_column, "records", found.layout.score, "loss"]
     single = len(found.layout.outcomes) == 1
-    head += ["AUROC", "Brier score", "said, on average", "were"] if single else []
+    head += ["AUROC", "Brier score", "mean prediction", "were"] if single else []
     rows = []
     for group in found.groups:
         row = [group.name, _noisy(group, "records", "d"), _noisy(group, "score"), short(group.loss)]

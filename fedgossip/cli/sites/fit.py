@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--bin-records",
     type=click.IntRange(min=1),
-    help="What this site asks of trees: no bins of fewer records of a node than so many, on average.",
+    help="Requirement of this site on trees: mean number of a node's records per bin, at least.",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @SET
@@ -76,7 +76,7 @@ def fit(
     planned, folder = planned_fit(whole), to or Path("fits") / (whole.name or experiment.stem)
     layout = planned.layout
     if folder.exists() and not (dry_run or known.goes_on):
-        raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
+        raise ConfigError(f"{folder}: exists already", "Name another folder, --to, or remove it.")
     if bin_records and getattr(layout.design, "bin_records", bin_records) < bin_records:
         text = f"bin_records = {layout.design.bin_records} in model.source, and this site asks for {bin_records}"
         raise ConfigError(text, f"Agree with the others on trees:...?bin_records={bin_records}, or take no part.")
@@ -84,7 +84,7 @@ def fit(
     plan, task, refused = planned.of_sites(held)
     if not dry_run:
         up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
-        echo(f"each round: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
+        echo(f"each round: {up:,} bytes up and {down:,} down for a site, without the keys of its sum", err=True)
     ended = list[int]()
 
     def write(vector: Any, record: Record) -> None:
@@ -422,7 +422,7 @@ def _trees_not(found: TreesFit) -> str:
     if found.whole:
         return ""
     text = f"error: {found.trees} of {found.design.trees} trees; failed rounds have cost the rest"
-    return f"{text}\nThe model is of those that are there; fit again when all sites are."
+    return f"{text}\nThe model is of the present sites; fit again when all are."
 
 
 # --- families ---------------------------------------------------------------------------------------------------------

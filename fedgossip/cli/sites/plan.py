@@ -54,7 +54,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 @plan.command()
 @_experiment
-@click.option("--out", type=click.Path(path_type=Path), help="Write the plan to this file too: what the hash is of.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the hashed plan to this file too.")
 @JSON
 def show(
     experiment: Path,
@@ -234,7 +234,7 @@ def approve(
         request = _request(run, statement, approvals, key, node, endpoints)
     else:
         advice = "Name --id and --endpoints; or, to join, the invite, and --data where it brings its own."
-        raise ConfigError("with whom?  An approval names participants, or the organiser of an invite", advice)
+        raise ConfigError("no participants: an approval names them, or the organiser of an invite", advice)
     _confirm(statement, named)
     made = approvals.approve(request, days, rounds or statement.rounds, by)
     until = made.until.partition("T")[0]

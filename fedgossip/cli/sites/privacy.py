@@ -130,7 +130,7 @@ def verdict(found: MembershipTest) -> str:
     if found.flagged:
         bound = f"no epsilon below {found.epsilon:.2g} can be promised of it"
         return f"FLAGGED: this model reveals which records it was trained on; {bound}"
-    return "not flagged: these tests do not tell its records from others; only a budget of privacy bounds all tests"
+    return "not flagged: these tests do not distinguish its records from others; only a privacy budget bounds all tests"
 
 
 privacy.add_command(membership)
@@ -149,7 +149,7 @@ privacy.add_command(membership)
 @click.option(
     "--key",
     type=click.Path(path_type=Path),
-    help="Count what this key has spent before on the same data; of a client's, with its --id.",
+    help="Count the earlier spending of this key on the same data; of a client's, with its --id.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
@@ -163,7 +163,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     from fedgossip.plans.tasks import is_unagreed
     from fedgossip.privacy.forecast import lines
 
-    made = _federated(experiment, overrides, "a run without a budget of privacy", BUDGET)
+    made = _federated(experiment, overrides, "a run without a privacy budget", BUDGET)
     agreed = key is not None and not is_unagreed(made.experiment)  # its ledger holds that then
     found = outlook(made, node, _before(made, node, key) if key else (), agreed=agreed)
     if as_json:
@@ -223,7 +223,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
     help="Ask for `fedgossip plan approve`, which holds so many days at most.",
 )
 @click.option("--approval-rounds", type=click.IntRange(min=0), default=0, help="And for so many rounds at most.")
-@click.option("--short", is_flag=True, help="Print what people decide on, in place of the whole file.")
+@click.option("--short", is_flag=True, help="Print only the entries that people decide on.")
 def policy(
     experiment: Path,
     endpoints: Path,
@@ -288,25 +288,25 @@ def _account(account: SpentBudget, delta: float) -> str:
 
 
 @privacy.command()
-@key_option("The key that has taken part: the ledger is beside it.")
-@click.option("--ledger", "path", type=click.Path(path_type=Path), help="The ledger, where it is not beside the key.")
+@key_option("The key that has taken part: the ledger is next to it.")
+@click.option("--ledger", "path", type=click.Path(path_type=Path), help="The ledger, if it is not next to the key.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown, and limited.")
 @click.option(
     "--max-epsilon-total",
     "limit",
     type=click.FloatRange(min=0, min_open=True),
-    help="From now on refuse whatever would bring a data set above it, over all runs.",
+    help="From now on refuse a release that would bring a data set above it, over all runs.",
 )
 @click.option(
     "--allow-exact",
     "exact",
     type=click.IntRange(min=0),
-    help="Beside that limit allow so many releases without noise: statistics, evaluations, fits.",
+    help="In addition allow this number of releases without noise: statistics, evaluations, fits.",
 )
 @click.option(
     "--other-sites",
     is_flag=True,
-    help="Exact sums that were made may be made again with other sites: whoever has both results can subtract them.",
+    help="Allow exact sums to be repeated with other sites: the difference of both results is then known.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def ledger(

@@ -43,7 +43,7 @@ def release() -> None:
     type=PATH,
     default=Path(run_format.USE),
     show_default=True,
-    help="File in which a person has written what the model is for, and what not.",
+    help="File with the intended use of the model and its limits, written by a person.",
 )
 @click.option(
     "--logs",
@@ -126,7 +126,9 @@ def _logs(made: Release) -> str:
 
 @release.command()
 @click.argument("file", type=PATH)
-@click.option("--endpoints", type=PATH, help="Keys of all, from people whom you trust; the signer's is among them.")
+@click.option(
+    "--endpoints", type=PATH, help="Keys of all participants, from people whom you trust; it must contain the signer's."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(file: Path, endpoints: Path | None, as_json: bool) -> int:
     """Verify a release, offline and on any machine: that FILE is as signed, and its contents are consistent.
@@ -166,11 +168,11 @@ def withdraw(file: Path, site: int) -> int:
         raise ReleaseError(f"{file}: not sound: {found.faults[0]}", f"See all: fedgossip release verify {quoted(file)}")
     made = found.release
     inside = contains(made, site)
-    known = ranges(made.counted[site]) if made.counted else "which ones the record does not say"
+    known = ranges(made.counted[site]) if made.counted else "the record does not name them"
     echo(f"site {site} was counted in rounds: {known}, of {made.rounds}")
     echo("\n".join(inside) if inside else "nothing in this release contains its data")
     if inside:
-        echo("Nothing takes this out of them: what was learned is not unlearned.")
+        echo("Its data cannot be removed from them: nothing is unlearned.")
         echo("Withdraw this release, and train again:")
         echo("\n".join(_again(made, site)))
     return 0

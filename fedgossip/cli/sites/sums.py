@@ -31,7 +31,7 @@ Record = Callable[[Path], None]
 """Makes a folder, and writes the run of the sums there; at a site, which has only its own part, does nothing."""
 Write = Callable[[Any, Record], None]
 """Called with the sums."""
-BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
+BEGIN_AGAIN = "Start again, all together and in new folders (--out), when coordinator.min_clients are present."
 """Advice after a stopped run of sums: its rounds are few, and `--resume` is only for training runs."""
 TOOK_NO_PART = 4
 """The exit code if a site's records do not fit: of the site, or of the command if all sites are on one machine."""
@@ -54,9 +54,9 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
         click.option("--dry-run", is_flag=True,
                      help="List the values to be opened, their receivers and the epsilon; send nothing."),
-        policy_option("What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
+        policy_option("Requirements of this site, from `fedgossip privacy policy`: an approval, and for how long."),
         click.option("--ledger", type=click.Path(path_type=Path),
-                     help="Where the site notes what its records have spent.  [default: beside the key]"),
+                     help="Ledger of the budget spent by the site's records.  [default: next to the key]"),
         key_option("One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
                      help="With others on their own machines: all participants' ids, addresses and public keys."),
@@ -285,7 +285,7 @@ def print_dry_run(
     up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
     for line in [*plan.banner, *(f"opened: {line}" for line in opened), *_cost(plan, site, known)]:
         echo(line)
-    each = f"a site and round: {up:,} bytes up and {down:,} down, beside the keys of its sum"
+    each = f"a site and round: {up:,} bytes up and {down:,} down, without the keys of its sum"
     echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
     print_refusals(refused)
     echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)

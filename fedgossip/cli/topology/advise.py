@@ -90,7 +90,7 @@ def advise(
 
 HEADS = ["", "way", "seconds", "rounds", "a round", "busiest carries", "n_W", "may be lost"]
 LEGEND = """
-*: nothing else is sooner, lighter and safer at once.  busiest carries: bytes in its larger direction till the target.
+*: no other row is faster, lighter and safer at once.  busiest carries: bytes in its larger direction till the target.
 n_W: models that each one in effect averages.  may be lost: so many at the worst places leave the graph in one piece."""
 
 

@@ -155,7 +155,7 @@ def _places(graph: Topology) -> dict[int, Any]:
 DRAWS = 100
 """Number of random placements."""
 
-MEANING = "H: how far the labels that a peer's neighbourhood has are from those of all; 0 where they are alike."
+MEANING = "H: distance of the labels in a peer's neighbourhood to those of all; 0 if they are equal."
 
 MEANING_OF_UPDATES = (
     "tau²: how far the update of a peer's neighbourhood is from that of all, squared, from one model; "

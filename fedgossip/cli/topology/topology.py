@@ -100,13 +100,13 @@ def list_graphs(as_json: bool) -> None:
     "picture",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw what a round leaves of each mode, to FILE.svg, .png or .pdf.",
+    help="Draw the factor of each mode per round, to FILE.svg, .png or .pdf.",
 )
 @click.option(
     "--data",
     "experiment",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --spectrum: experiment file; how much of what its peers' labels differ by lies in which mode.",
+    help="With --spectrum: experiment file; the heterogeneity of its peers' labels in each mode.",
 )
 def show(
     graph: str,
@@ -209,7 +209,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Nodes that put together what they see.",
+    help="Nodes that combine their knowledge.",
 )
 @_json
 def audit(

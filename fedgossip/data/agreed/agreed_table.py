@@ -434,7 +434,7 @@ def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> Non
         if (pooled is None and count < suppress) or pooled == count:
             few = f"under {suppress} records" if pooled is None else "records of no other site"
             text = f"column {column.name!r}: {value:g} is of {few}, so it counts as a rare category"
-            raise ConfigError(text, f"Sums of it would tell of them: leave the column out, drop={column.name}.")
+            raise ConfigError(text, f"Sums of it would disclose them: leave the column out, drop={column.name}.")
 
 
 def _examples(site: SiteColumns, agreed: AgreedTable, kind: str) -> Dataset:

@@ -206,7 +206,9 @@ class SumLayout:
         """Return the numbers of a vector by their names.  Raises ConfigError for an invalid vector."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no sums of columns", "Were all started with the same experiment file?")
+            raise ConfigError(
+                "the received vector holds no sums of columns", "Were all started with the same experiment file?"
+            )
         return dict(zip(self.bounds, integers_of(words), strict=True))
 
 

@@ -76,7 +76,7 @@ class SumsTask(ABC):
             raise _refused(round, "it begins with sums that this site has not seen: all begin again together")
         moved = before if before is not None and not np.array_equal(model, before.model) else None
         if moved and (why := self._why_broken(model, moved) or self.below_own(node, model, moved)):
-            raise _refused(round, f"what came down does not follow from round {moved.round}: {why}")
+            raise _refused(round, f"the received state does not follow from round {moved.round}: {why}")
         if why := self.uneven(node, round, model):
             raise _refused(round, why)
 
@@ -107,8 +107,8 @@ class SumsTask(ABC):
         return [{} for _ in vectors]
 
     def nothing_there(self, node: NodeId) -> TrainingError:
-        text = f"site {node}: the sums of the first round have not come together"
-        return TrainingError(text, f"{self.again} again when all sites are there.")
+        text = f"site {node}: the sums of the first round are not complete"
+        return TrainingError(text, f"{self.again} again when all sites are present.")
 
 
 class PooledSumsTask(SumsTask):
@@ -128,7 +128,7 @@ class PooledSumsTask(SumsTask):
             return "it holds no sums of one round more"
         numbers, places = integers_of(words), self.places(before.round)
         if any(number for number, place in zip(numbers, places.tolist(), strict=True) if not place):
-            return "sums of an earlier round are not what they were"
+            return "sums of an earlier round have changed"
         if before.clients and places[0] and numbers[0] != before.clients:
             return f"sums of {numbers[0]} sites, where {before.clients} were signed"
         whole = np.concatenate([words, words_of([before.clients])])

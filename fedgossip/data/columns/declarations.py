@@ -224,7 +224,7 @@ def declared_columns(columns: Mapping[str, Any], where: str = "data.columns") ->
         if (one.low is None) != (one.high is None) or (one.low is not None and not one.low < one.high):  # type: ignore[operator]
             raise ConfigError(f"{where}: {name!r}: low and high bound it from both sides", "Give low below high.")
         if len(set(one.categories)) != len(one.categories) or any(map(is_missing, one.categories)):
-            text = f"{where}: {name!r}: a category that is there twice, or that stands for nothing"
+            text = f"{where}: {name!r}: a category that occurs twice, or is empty"
             raise ConfigError(text, "Name each category once; an empty cell is none.")
         _check_rules(f"{where}: {name!r}", one)
     return found
@@ -247,11 +247,11 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
             "Name two or more levels, each once, the lowest first; none of them empty or like NA.",
         )
     if d.order and (d.cuts or d.categories or d.low is not None):
-        raise ConfigError(f"{where}: order beside cuts, categories or bounds", "Its levels are numbers from 0.")
+        raise ConfigError(f"{where}: order with cuts, categories or bounds", "Its levels are numbers from 0.")
     if d.rest and d.categories and d.rest not in d.categories:
         raise ConfigError(f"{where}: rest = {d.rest!r} is none of its categories", "Name it among them.")
     if d.rest and (d.order or d.cuts):
-        raise ConfigError(f"{where}: rest beside order or cuts, which name all levels", "Leave it out.")
+        raise ConfigError(f"{where}: rest with order or cuts, which name all levels", "Leave it out.")
     _check_made(where, d)
     _check_once(where, "synonyms", d.synonyms, d.missing)
     _check_once(where, "merge", d.merge, ())
@@ -275,19 +275,21 @@ def _check_made(where: str, d: DeclaredColumn) -> None:
     if d.product and not 2 <= len(d.product) <= 3:
         raise ConfigError(f"{where}: product = {list(d.product)}", "Name two or three columns, or WORDS=LEVEL.")
     if sum(map(bool, (d.product, d.spline, d.log))) > 1:
-        raise ConfigError(f"{where}: product, spline and log beside each other", "Make a column of one of them.")
+        raise ConfigError(f"{where}: more than one of product, spline and log", "Make a column of one of them.")
     if (d.knots or d.term != 1) and not d.spline:
         raise ConfigError(f"{where}: knots or term without spline", 'Name the column:  spline = "age".')
     if d.spline and (list(d.knots) != sorted(set(d.knots)) or not 3 <= len(d.knots) <= 10):
         raise ConfigError(f"{where}: knots = {list(d.knots)}", "Give three to ten in ascending order, each once.")
     if d.spline and not (1 <= d.term <= len(d.knots) - 2 and all(map(math.isfinite, d.knots))):
         text = f"{where}: term = {d.term} of {len(d.knots)} knots"
-        raise ConfigError(text, f"There are terms 1 to {len(d.knots) - 2}, each a column, beside the column itself.")
+        raise ConfigError(
+            text, f"There are terms 1 to {len(d.knots) - 2}, each a column, in addition to the column itself."
+        )
     made = DeclaredColumn(unit=d.unit, low=d.low, high=d.high, product=d.product, log=d.log, spline=d.spline,
                           knots=d.knots, term=d.term)  # fmt: skip
     if d.made_of and d != made:
         raise ConfigError(
-            f"{where}: rules of cells beside product, spline or log", "They are of the columns it is made of."
+            f"{where}: rules of cells with product, spline or log", "They are of the columns it is made of."
         )
 
 

@@ -106,11 +106,11 @@ class _Parser:
                 break
         for name, place in self._kept.items():
             if name in labels:
-                raise self._refused(self._token_at(place), f"{name!r} is the outcome", "Leave it out behind the ~.")
+                raise self._refused(self._token_at(place), f"{name!r} is the outcome", "Leave it out after the ~.")
         for name, one in self._made.items():
             for of in one.get("product", ()):
                 if (factor := of.partition("=")[0]) not in self._kept:
-                    text = f"{name!r} without {factor!r}: what a product is made of stays beside it"
+                    text = f"{name!r} without {factor!r}: the factors of a product must be columns too"
                     raise self._refused(self._token_at(self._kept[name]), text, f"Add it: + {factor}.")
         return Formula(labels, tuple(self._kept), self._made, self._options)
 
@@ -233,7 +233,7 @@ def write_out(content: dict[str, Any], where: str) -> None:
         return
     tables = [key for key in ("source", "test") if isinstance(data, dict) and ":" in str(data.get(key, ""))]
     if not isinstance(text, str) or not isinstance(data, dict) or len(tables) < 2 or data.get("scale") != "federated":
-        advice = 'Write it as text, beside data.scale = "federated", a table of each site, and data.test.'
+        advice = 'Write it as text, with data.scale = "federated", a table of each site, and data.test.'
         raise ConfigError(f"{where}: model.formula is of columns that sites agree on", advice)
     columns = data.get("columns", {})
     if not isinstance(columns, dict):
@@ -247,7 +247,7 @@ def write_out(content: dict[str, Any], where: str) -> None:
         path, _, query = str(data[key]).partition("?")
         given = [one for one in query.split("&") if one]
         if any(one.partition("=")[0] in ("label", "drop", "keep") for one in given):
-            text = f"{where}: label, drop or keep in data.{key} beside model.formula, which names all columns"
+            text = f"{where}: label, drop or keep in data.{key} with model.formula, which names all columns"
             raise ConfigError(text, "Leave them out of the source.")
         more = [f"{name}={','.join(quote(one) for one in several)}" for name, several in (
             ("label", found.labels), ("keep", found.kept))]  # fmt: skip

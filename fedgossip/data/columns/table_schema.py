@@ -136,7 +136,7 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
 
 def in_file(name: str) -> str:
     """Return the place of a site's declaration for a column of its table."""
-    return f"in TABLE.csv{OWN} beside the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
+    return f"in TABLE.csv{OWN} next to the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
 
 
 def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
@@ -171,7 +171,7 @@ def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) 
 def check_read(table: CsvColumns, row: int, place: int) -> None:
     """Raise ConfigError for a cell that does not fit the declaration of its column."""
     if text := table.unread.get((row, place)):
-        raise refused(table, row, place, text, "Correct it, or what is declared of the column.")
+        raise refused(table, row, place, text, "Correct it, or the declaration of the column.")
 
 
 def refused(table: CsvColumns, row: int, place: int, what: str, advice: str) -> ConfigError:
@@ -230,12 +230,12 @@ def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:
     file, options = table_file(source)
     for name in options:
         if name not in ("label", "drop", KEEP):
-            text = f'{source!r}: {name} beside data.scale = "{FEDERATED}"'
+            text = f'{source!r}: {name} with data.scale = "{FEDERATED}"'
             raise ConfigError(
-                text, "Give label and drop alone, or keep for drop: columns are scaled by what the sites agreed on."
+                text, "Give label and drop alone, or keep for drop: columns are scaled by the agreed statistics."
             )
     if KEEP in options and "drop" in options:
-        raise ConfigError(f"{source!r}: keep beside drop", "Name the columns of the model, or those left out of it.")
+        raise ConfigError(f"{source!r}: keep with drop", "Name the columns of the model, or those left out of it.")
     if "label" not in options:
         raise ConfigError(f"{source!r}: which column is the label?", f"Write {source}?label=COLUMN.")
     return file, options
@@ -269,7 +269,7 @@ def schema_of(
         there_are = heads.keys() - {*labels} if one.log else names
         if lost := [of for of in one.made_of if of not in there_are or known.get(of, DeclaredColumn()).made_of]:
             text = f"data.columns: {name!r} is made of {lost[0]!r}, which is dropped, a label, or made itself"
-            raise ConfigError(text, "Keep the columns that others are made of: a product stands beside its factors.")
+            raise ConfigError(text, "Keep the columns that others are computed from: a product needs its factors.")
     columns = [_column(table, name, heads[name], known.get(name, DeclaredColumn())) for name in names]
     for column in columns:
         if column.categories and categories != AGREED:
@@ -513,5 +513,5 @@ def unlike(name: str, own: npt.NDArray[np.float64], mean: float, deviation: floa
             way = f"{factor:g} times" if more else f"1/{factor:g} of"
             text = f"column {name!r}: its mean {own_mean:.6g} (median {median:.6g}) is about {way} that of {whose}"
             back = 1 / factor if more else factor
-            yield f"{text}, {mean:.6g}: another unit?  Declare it beside the table: factor = {back:.6g}"
+            yield f"{text}, {mean:.6g}: another unit?  Declare it for the table: factor = {back:.6g}"
             return

@@ -108,7 +108,7 @@ def _keep(out: Path, wanted: Resources) -> None:
 def saved_resources(run: Path) -> Resources:
     """Return the cluster resources of a stopped run, if this user requested them.  Raises ResumeError."""
     path = run / run_format.PLACED
-    advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
+    advice = "Name the cluster again: --on slurm, --on ray.  Or resume here: fedgossip run --resume."
     try:
         placed = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:

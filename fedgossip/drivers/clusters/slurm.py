@@ -202,7 +202,7 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
         reason = getattr(error, "stderr", None) or str(error)
         lines = reason.strip().splitlines() or [type(error).__name__]  # the last line has the total
         text = f"Slurm does not answer: {' '.join(lines[-1].split())}"
-        raise NetworkError(text, "Is slurmctld up?  `sinfo` says.") from None
+        raise NetworkError(text, "Is slurmctld up?  `sinfo` shows it.") from None
     if slots and slots < count * wanted.cpus:  # sbatch reports a missing partition
         text = f"{count} participants of {wanted.cpus} processors each: {wanted.partition or 'Slurm'} has {slots}"
         raise ConfigError(text, "Ask for less with --cpus, or name another --partition.")

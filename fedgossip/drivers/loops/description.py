@@ -64,7 +64,7 @@ class LoopModel(msgspec.Struct):
                 return f"{mine.name!r} of {ours} here is of {type} there"
         longer, side = (self, "here") if len(self.tensors) > len(other.tensors) else (other, "there")
         beyond = longer.tensors[min(len(self.tensors), len(other.tensors)) :]
-        return f"{beyond[0].name!r} is {side} alone" if beyond else "what of it is a parameter differs"
+        return f"{beyond[0].name!r} is {side} alone" if beyond else "its set of parameters differs"
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def check_alike(models: Sequence[LoopModel]) -> None:
     for node, one in enumerate(models):
         if one.schema != models[0].schema:
             text = f"loops 0 and {node} have different models: {models[0].difference(one)} (here 0, there {node})"
-            raise ConfigError(text, "All loops need the same model; what of it travels follows from requires_grad.")
+            raise ConfigError(text, "All loops need the same model; requires_grad decides which tensors are exchanged.")
         if unlike := models[0].likeness.unlike(one.likeness):
             what = "first weights" if "probe" in unlike else "frozen parameters"
-            advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
+            advice = "Make the model from the same seed, for example torch.manual_seed(0), or from the same checkpoint."
             raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)
 
 

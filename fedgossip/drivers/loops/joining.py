@@ -163,7 +163,7 @@ def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *
     buffers = experiment.train.buffers if experiment else "average"
     named, patterns = [one for one in only if one in LORA], [one for one in only if one not in LORA]
     if unknown := [one for one in patterns if one.startswith("lora:")]:
-        text = f"exchange = {unknown[0]!r} is no form in which adapters travel"
+        text = f"exchange = {unknown[0]!r} is no form of exchange for adapters"
         advice = f"There are {', '.join(LORA)}; {PRODUCT} averages adapters of unlike ranks too."
         raise ConfigError(text, advice)
     if not named and experiment and experiment.task.exchange:
@@ -586,4 +586,4 @@ class FollowingLoop:
         self.done = bool(done)
         if failed:
             self._closed = True
-            raise NetworkError("rank 0 of this loop has failed", "What happened stands in its own words.")
+            raise NetworkError("rank 0 of this loop has failed", "Its own log has the reason.")

@@ -130,7 +130,7 @@ class JoinedLoop:
         examples = _count(examples)
         if self.done:
             if not self._alone:
-                self._print("the run is over; this loop goes on alone")
+                self._print("the run is over; this loop continues alone")
             self._alone = True
             self._serve(0)
             return False

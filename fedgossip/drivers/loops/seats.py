@@ -80,7 +80,7 @@ def read_seat(path: Path) -> SeatFile:
 
 def stopped_by_launcher() -> NetworkError:
     """Return the error of a participant whose launcher has ended without it."""
-    return NetworkError("the run was stopped: its launcher is gone", "Start it again; it goes on where it was.")
+    return NetworkError("the run was stopped: its launcher is gone", "Start it again; it resumes.")
 
 
 def check_launched(seat: SeatFile) -> None:
@@ -125,7 +125,7 @@ def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
         while not _is_free(folder):
             if time.monotonic() > until:
                 text = f"{folder}: a process of the last launch still runs"
-                raise ResumeError(text, "Wait until it has ended, or end it; then go on.")
+                raise ResumeError(text, "Wait until it has ended, or end it; then resume.")
             time.sleep(0.05)
 
 

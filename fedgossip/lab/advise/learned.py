@@ -104,7 +104,7 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
 
 
 def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunForecast) -> AdvisedWay:
-    assert forecast.scores is not None, "what is learned is evaluated"
+    assert forecast.scores is not None, "the model is evaluated"
     middle = [float(np.mean(edges)) for edges in forecast.scores.mean_peer]
     wide = ", wide" if forecast.wide else ""
     return replace(
@@ -113,7 +113,7 @@ def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunF
 
 
 def _averaged(task: LearnedTask, forecast: RunForecast) -> float:
-    assert forecast.scores is not None, "what is learned is evaluated"
+    assert forecast.scores is not None, "the model is evaluated"
     return task.reached(forecast.scores.rounds, forecast.scores.averaged)
 
 

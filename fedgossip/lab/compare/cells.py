@@ -171,7 +171,7 @@ def _done(
                 participants = len(what["sizes"] or ())
                 of = seen.setdefault((cell.workers, cell.seed, participants), (path, what))
                 if of[1] != what:
-                    advice = "Take data.partition from what no kind of run changes."
+                    advice = "Use a data.partition that suits all kinds of run."
                     raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
         yield done
 
@@ -317,7 +317,7 @@ class PlacedCells:
         path = self._folder / name
         while (found := outcome_in(path)) is None:
             if self._workers is None or not self._workers.working():
-                text = "no worker is left that runs it; the same command goes on"
+                text = "no worker runs it any more; the same command resumes"
                 return outcome_in(path) or CellOutcome(FAILED, None, text, 1)
             time.sleep(PAUSE)
         return found

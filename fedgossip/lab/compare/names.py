@@ -159,7 +159,7 @@ def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
     """Return the paradigm of a collective with coded gradients.  Raises ConfigError for an unsupported one."""
     if low_rank_of(codec_name) is not None:
         text = f"{method}+{codec_name}: its bytes follow from the shapes of the model's tensors, which no cost knows"
-        advice = f"Run the file with --set parallel.codec={codec_name}; with --dry-run it says its bytes."
+        advice = f"Run the file with --set parallel.codec={codec_name}; with --dry-run it prints its bytes."
         raise ConfigError(text, advice)
     codec = make_codec(codec_name)
     if not isinstance(codec, LinearCodec) and method not in GATHERS:
@@ -241,13 +241,13 @@ PARADIGMS: Mapping[str, Paradigm] = {
         ignores=("bucket", "server", "overlap", "codec"),
     ),
     "parameter-server": _server(0, "servers that wait for all"),
-    "parameter-server:async": _server("async", "servers that wait for nobody"),
+    "parameter-server:async": _server("async", "asynchronous servers"),
     "hogwild": Paradigm(
         "parallel",
         {"parallel": {"method": "hogwild"}},
         lambda at: Cost(at.times.mean, 0.0, 0.0, 0.0, 0),
         lambda _: 0.0,
-        "processes of one machine that wait for nobody",
+        "processes of one machine without waiting",
         one_participant=True,
         ignores=("bucket", "server", "backups", "overlap", "codec"),
     ),
@@ -259,7 +259,7 @@ PARADIGMS: Mapping[str, Paradigm] = {
         "a coordinator that averages local trainings",
     ),
     "gossip": _gossip("sync", "peers that average with their neighbours"),
-    "gossip:async": _gossip("async", "peers that average in pairs and wait for nobody"),
+    "gossip:async": _gossip("async", "peers that average in pairs without waiting"),
 }
 
 

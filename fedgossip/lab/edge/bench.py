@@ -166,8 +166,8 @@ def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_co
     """
     e, _, shares, train = _read(experiment, node, run_code)
     if e.budget is not None:
-        text = f"{experiment}: its training examples are under a budget of privacy, which this would not count in"
-        raise ConfigError(text, "Name other examples, that are nobody's secret, with --data.")
+        text = f"{experiment}: its training examples are under a privacy budget, which this would not count in"
+        raise ConfigError(text, "Name other, public examples, with --data.")
     first = min(shares)
     rows = np.sort(np.concatenate(list(shares.values()))) if everybody and node is None else shares[first]
     whose = "the run trained on" if everybody and node is None else f"participant {first} trained on"

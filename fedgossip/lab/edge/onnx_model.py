@@ -43,7 +43,7 @@ its server's part.
 INPUT, FEATURES = "examples", "features"
 DEVICE, SERVER = ".device.onnx", ".server.onnx"
 """Suffixes of the names of a model's two parts."""
-BOTH = f"Put both beside each other, NAME{DEVICE} and NAME{SERVER}, as model export --exit wrote them."
+BOTH = f"Put both into one folder, NAME{DEVICE} and NAME{SERVER}, as model export --exit wrote them."
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 LARGEST = 1 << 31
 """Maximum number of bytes of a file of ONNX, a limit of protobuf."""
@@ -169,17 +169,17 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     metadata = session.get_modelmeta().custom_metadata_map
     reason = metadata.get(METADATA)
     if reason is None:
-        text = f"{path}: an ONNX file that fedgossip has not made: nothing says what its numbers mean"
+        text = f"{path}: an ONNX file that fedgossip has not made: the meaning of its numbers is unknown"
         raise ConfigError(text, MAKE_ONE)
     try:
         facts = from_json(msgspec.json.Decoder(ModelFacts), reason.encode())
     except UnreadableError as error:
-        raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
+        raise ConfigError(f"{path}: its metadata cannot be read: {error}", MAKE_ONE) from None
     if facts.kind not in KINDS:
         raise ConfigError(f"{path}: a model of kind {facts.kind[:50]!r}, which there is not", MAKE_ONE)
     names, parted = ([one.name for one in session.get_inputs()], len(session.get_outputs())), metadata.get(PART)
     if names != ([INPUT], 1 if parted is None else 2):
-        advice = f"Name the device's part, {DEVICE}, beside it." if names[0] == [FEATURES] else MAKE_ONE
+        advice = f"Name the device's part, {DEVICE}, next to it." if names[0] == [FEATURES] else MAKE_ONE
         raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", advice)
     sizes = () if facts.scale is None else (len(facts.scale.mean), len(facts.scale.deviation))
     if min(facts.shape, default=1) < 1 or any(size != math.prod(facts.shape) for size in sizes):
@@ -230,7 +230,7 @@ def _server_of(path: Path, text: str, threads: int) -> ServerSide:
     try:
         part = from_json(msgspec.json.Decoder(DevicePart), text.encode())
     except UnreadableError as error:
-        raise ConfigError(f"{path}: what it says of its server's part cannot be read: {error}", MAKE_ONE) from None
+        raise ConfigError(f"{path}: its metadata of the server's part cannot be read: {error}", MAKE_ONE) from None
     beside = path.with_name(path.name.removesuffix(DEVICE) + SERVER)
     if not beside.exists():
         raise ConfigError(f"{beside}: there is no such file, the server's part of {path.name}", BOTH)
@@ -387,7 +387,7 @@ def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Expor
     network, facts = model.module, model.facts
     if not isinstance(network, EarlyExit) or facts.kind != CLASSIFICATION:
         text = f"{facts.source}, {facts.kind}: a model of classes with an exit is cut in two, and no other"
-        raise ConfigError(text, "Train one by model.source = mlp:64-32-10?exit=1, say; or leave --exit out.")
+        raise ConfigError(text, "Train one, for example with model.source = mlp:64-32-10?exit=1; or leave --exit out.")
     device, server = (path.with_name(path.name.removesuffix(".onnx") + end) for end in (DEVICE, SERVER))
     for one in (device, server):
         check_free(one)

@@ -209,7 +209,7 @@ class LocalWorkers:
             if holder(folder.claims, folder.grid.hash(cell)) == (host, pid):
                 self._deaths[folder.grid.hash(cell)] += 1
                 if self._deaths[folder.grid.hash(cell)] >= DEATHS:
-                    why = "out of memory, if nobody did it" if name == "SIGKILL" else "a fault below Python"
+                    why = "out of memory, unless somebody killed it" if name == "SIGKILL" else "a fault below Python"
                     folder.give_up(cell, f"its worker was ended by {name}, {DEATHS} times: {why}")
                 return True
         return False

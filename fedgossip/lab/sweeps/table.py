@@ -185,7 +185,7 @@ def table_of(sweep: SweepFolder) -> SweepTable:
             if state.chosen is not None:
                 every.append(rows[SweepCell(values, state.chosen, seed).label])
                 continue
-            outcome = CellOutcome(FAILED, None, f"no trial came to a score: {state.failed}") if state.failed else None
+            outcome = CellOutcome(FAILED, None, f"no trial has a score: {state.failed}") if state.failed else None
             nothing = tuple((key, None) for key in sweep.tuning.keys)
             every.append(_row(sweep, SweepCell(values, nothing, seed), outcome, None))
     known = next((row for row in every if row["score"]), None)

@@ -415,7 +415,7 @@ def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Te
     with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
         if _mixes(module.eval(), x) or _mixes(module.train(), x):
             raise ConfigError(
-                "what the model says of an example depends on the other examples of its batch: none can be hidden",
+                "the model's output for an example depends on the other examples of its batch: none can be hidden",
                 "Normalise each example alone (GroupNorm, LayerNorm), or use privacy for whole clients.",
             )
         if wrong := _not_their_own(module, way, x, y):

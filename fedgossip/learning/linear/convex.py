@@ -234,7 +234,7 @@ def _labels(data: Dataset, loss: str, positive: str) -> Floats:
     if positive and positive not in names:
         raise ConfigError(f"{data.name} has no class {positive!r}", f"task.positive is one of {', '.join(names)}.")
     if not positive and data.classes != 2:
-        text = f"{data.name} has {data.classes} classes, and {loss} tells two apart"
+        text = f"{data.name} has {data.classes} classes, and {loss} distinguishes two"
         raise ConfigError(text, f'Set task.positive = "{names[-1]}": that class against all others.')
     number = names.index(positive) if positive else 1
     return np.where(data.y == number, 1.0, -1.0)

@@ -335,7 +335,7 @@ class HogwildSteps:
 def without_terms(job: Job) -> None:
     """Raise ConfigError for terms that affect every element."""
     if job.terms is not None and job.terms.active:
-        text = "a pull or a correction of every element at each step, of a table of which a step touches a few rows"
+        text = "a term for every element at each step, with a table of which a step uses a few rows"
         raise ConfigError(text, "Take fedavg, or another algorithm without such terms.")
 
 

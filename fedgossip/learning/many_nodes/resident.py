@@ -292,7 +292,7 @@ class ResidentStack:
             raise
         except RuntimeError as error:
             text = f"{doing}: {self._stack.device} failed: {first_line(error)}"
-            raise TrainingError(text, 'Go on with --resume, or take train.device = "cpu".') from error
+            raise TrainingError(text, 'Resume with --resume, or set train.device = "cpu".') from error
 
 
 def resident_models(

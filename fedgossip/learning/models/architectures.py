@@ -299,7 +299,7 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
     if isinstance(whole, ConvolutionalSizes) and whole.norm:
         raise ConfigError(f"{source!r}: an exit of a model with BatchNorm", "Take cnn:small, or cnn:16-32-64.")
     if not 1 <= at < layers:
-        text = f"{source!r}: exit = {at}, and {layers - 1} of its layers have another behind them"
+        text = f"{source!r}: exit = {at}, and {layers - 1} of its layers have another after them"
         advice = f"Write exit=1{f', up to {layers - 1}' if layers > 2 else ''}."
         raise ConfigError(text, advice if layers > 1 else "Take one with a layer more, such as mlp:64-32-10?exit=1.")
     if not weight:

@@ -156,7 +156,7 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
     facts = facts_of(folder)
     if not facts.source:
         advice = "Load weights.safetensors into the module that you trained: safetensors.torch.load_file."
-        raise ConfigError(f"{folder}: tensors of a task that does not say how its model is made", advice)
+        raise ConfigError(f"{folder}: tensors of a task without a recipe for its model", advice)
     _check_code(folder, facts, run_code)
     if facts.document:
         return LoadedModel(facts, _trees(folder, facts), folder)
@@ -185,7 +185,7 @@ ANOTHER = "makes another model than the one that was saved"
 
 def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
     """Return the result of `built`.  Raises ConfigError unless its tensors are the folder's."""
-    advice = "Does what makes it depend on this machine, or on the release of a library?"
+    advice = "Does its function depend on this machine, or on the release of a library?"
     text = f"{folder}: {facts.source[:100]} {ANOTHER}"
     try:
         module = built()
@@ -220,10 +220,10 @@ class TreesModule(nn.Module):
 def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
     """Raise ConfigError for unapproved or changed code; the names in use decide, not model.json."""
     names = code_in(facts)
-    origin = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
+    origin = f"included: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
     check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {origin}")
     if code_of(names, folder / MODEL_CODE) != facts.code:
-        raise ConfigError(f"{folder / MODEL_CODE}: not the code that model.json tells of", "Copy the folder again.")
+        raise ConfigError(f"{folder / MODEL_CODE}: not the code that model.json describes", "Copy the folder again.")
 
 
 @contextmanager

@@ -39,7 +39,9 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     features = read_features(table, _encoding_of(model), f.labels)
     answers = model(features.reshape(len(features), *f.shape))
     if wrong := int((~np.isfinite(answers)).reshape(len(answers), -1).any(axis=1).sum()):
-        text = f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is written"
+        text = (
+            f"the model answers {wrong} of {len(answers)} records with numbers that are not finite: nothing is written"
+        )
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     if f.kind == CLASSIFICATION:
         answers = answers[:, : len(f.classes)]  # a model may have more outputs than its data have classes
@@ -103,7 +105,7 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
     x = read_features(table, _encoding_of(model), model.facts.labels)
     labels = found_columns(table, [EncodedColumn(name) for name in model.facts.labels])
     if not labels:
-        raise ConfigError(f"{path}: the model does not say what its labels are called", "Use a source with labels.")
+        raise ConfigError(f"{path}: the model does not name its labels", "Use a source with labels.")
     places = [labels[name] for name in model.facts.labels]
     if model.facts.kind in OF_COLUMNS:
         y = np.array([[number_of(table, row, place) for place in places] for row in range(len(x))])

@@ -198,7 +198,7 @@ class CapturedSteps:
         if changes := differences(before, remembered_by_python(self._module, self._generator)):
             self._give_up(f"Python changes {changes[0]} in a step")
         elif found:
-            self._give_up("a step waits for the device, to read a number say")
+            self._give_up("a step waits for the device, for example to read a number")
         return loss
 
     def give_up(self, reason: str) -> None:
@@ -230,7 +230,7 @@ class CapturedSteps:
             if drawn_alike and alike(begun, expected, self._standing(), expected_loss, loss):
                 self._captured[pulled] = found
                 return loss
-            self._give_up("a replay comes to something else than the step")
+            self._give_up("a replay differs from the step")
         self._stand(expected)
         self._generator.set_state(expected_drawn)
         return expected_loss

@@ -108,7 +108,7 @@ def _check_shards(module: nn.Module) -> None:
 def _check_buffers(module: nn.Module) -> None:
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point():
-            advice = 'Take a model without BatchNorm, cnn:small say; or parallel = "ddp".'
+            advice = 'Take a model without BatchNorm, for example cnn:small; or parallel = "ddp".'
             raise ConfigError(f'parallel = "{HOGWILD}": {name} is a buffer, which every process would change', advice)
 
 

@@ -55,7 +55,7 @@ def prepare(module: nn.Module, form: str) -> None:
     for name in found:
         other = named.get(other_half(name))
         if other is None:
-            text = f"exchange = {form!r}: {name!r} has no {other_half(name)!r} beside it"
+            text = f"exchange = {form!r}: {name!r} has no {other_half(name)!r}"
             raise ConfigError(text, "An adapter is two matrices, lora_A [r, in] and lora_B [out, r].")
         a, b = (other, named[name]) if half_of(name) == "b" else (named[name], other)
         _check(name, a, b, form)
@@ -68,7 +68,7 @@ def prepare(module: nn.Module, form: str) -> None:
 
 def _check(name: str, a: torch.Tensor, b: torch.Tensor, form: str) -> None:
     if a.dim() < 2 or b.dim() < 2 or a.shape[0] != b.shape[1]:
-        text = f"exchange = {form!r}: beside {name!r} A is {list(a.shape)} and B is {list(b.shape)}"
+        text = f"exchange = {form!r}: {name!r}: A is {list(a.shape)} and B is {list(b.shape)}"
         raise ConfigError(text, "A is [r, in] and B is [out, r], with one rank r.")
     rank, sides = a.shape[0], (b.shape[0], math.prod(a.shape[1:]))
     if rank > min(sides):

@@ -60,7 +60,7 @@ class Exchanged:
         held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         for name, tensor in zip(self.layout.names, self.tensors(), strict=True):
             if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
-                advice = "Give the optimizer of this model (several in a list); freeze what is not to be learned."
+                advice = "Give the optimizer of this model (several in a list); freeze parameters that are not trained."
                 raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
 
     def check_complete(self) -> None:

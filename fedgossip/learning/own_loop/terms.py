@@ -72,7 +72,7 @@ class GradientTerms:
         if self._terms is None or not any(self._steps):
             if self._terms is not None and self._terms.active and changed():
                 named = ", ".join(sorted({type(one).__name__ for one in self._optimizers}))
-                text = f"the weights changed, but by no step of what join() was given ({named})"
+                text = f"the weights changed, but by no step of the optimizers given to join() ({named})"
                 raise TrainingError(
                     text, "Give join() the optimizers whose step() the loop calls: it adds terms there."
                 )

@@ -67,7 +67,7 @@ class Stepped(OfWholeModels):
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return all tensors.  Raises ConfigError for running statistics, which have no gradient."""
         if statistics_in(segments):
-            text = "a personal method with steps of its own, and running statistics in what is sent"
+            text = "a personal method with its own steps, and running statistics in the messages"
             raise ConfigError(text, 'Take a model without them, or train.buffers = "local".')
         return tuple(segments)
 
@@ -202,7 +202,7 @@ class FedRep(Stepped):
     def _body(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return the sent tensors.  Raises ConfigError for patterns that match none, or all."""
         if statistics_in(segments):
-            text = "personal = 'fedrep' with running statistics in what is sent: its steps are of parameters"
+            text = "personal = 'fedrep' with running statistics in the messages: its steps are of parameters"
             raise ConfigError(text, "Take a model without them.")
         names = [one.name for one in segments]
         layer = names[-1].rpartition(".")[0]

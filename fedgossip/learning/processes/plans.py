@@ -36,7 +36,7 @@ from fedgossip.learning.settings import MeshSettings
 
 Plan = Mapping[str, ParallelStyle]
 PLAN = "parallel_plan"
-HOW = f"Write {PLAN}(module) beside it, torch's styles by the names of layers; docs/together/parallel.md has one."
+HOW = f"Write {PLAN}(module) next to it, torch's styles by the names of layers; docs/together/parallel.md has one."
 
 
 class PackedColwise(ColwiseParallel):
@@ -148,7 +148,7 @@ def _check_layer(name: str, style: ParallelStyle, module: nn.Module, parts: int)
 
 STAGES = "stages"
 HOW_STAGES = (
-    f"Write {STAGES}(module, n) beside it, which gives n modules of its layers; docs/together/parallel.md has one."
+    f"Write {STAGES}(module, n) next to it, which returns n modules of its layers; docs/together/parallel.md has one."
 )
 
 
@@ -159,7 +159,7 @@ def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequ
     """
     where = f"mesh.pipeline = {n}: {source}"
     if name := next((name for name, _ in module.named_buffers()), ""):
-        advice = "Take a model without BatchNorm and without buffers, gpt:2-64-4 say."
+        advice = "Take a model without BatchNorm and without buffers, for example gpt:2-64-4."
         raise ConfigError(f"{where} has the buffer {name}, and pieces of a batch would change it one by one", advice)
     found = _stages(module, source, base, n, where)
     seen = [id(parameter) for stage in found for parameter in stage.parameters()]
@@ -192,7 +192,7 @@ def _stages(module: nn.Module, source: str, base: Path | None, n: int, where: st
         _check_enough(len(heavy), "layers with weights", n, where)
         begins = [0, *(int(part[0]) for part in np.array_split(heavy, n)[1:])]
         return [module[begin:end] for begin, end in zip(begins, [*begins[1:], len(module)], strict=True)]
-    raise ConfigError(f"{where} says nothing of stages", HOW_STAGES)
+    raise ConfigError(f"{where} defines no stages", HOW_STAGES)
 
 
 def _check_enough(layers: int, what: str, n: int, where: str) -> None:

@@ -51,7 +51,7 @@ STOP_SECONDS = 5.0
 WORKER = "fedgossip.learning.processes.worker"
 """The program of a process with a torch module."""
 
-DIED_ADVICE = "Signal 9 is often the system's, when memory is short; what the process printed says more."
+DIED_ADVICE = "Signal 9 is often the system's, when memory is short; the output of the process may explain it."
 
 OUT_OF_MEMORY = "OutOfMemoryError"
 """The name of torch's own error."""

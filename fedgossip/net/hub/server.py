@@ -381,7 +381,7 @@ class CoordinatorLinks(Wakeable):
                 else:
                     self._lost(client, events)
         for seen in self._callers.flooded:
-            who = "a caller that has said nothing" if seen.node is None else f"client {seen.node}"
+            who = "a caller that has sent nothing" if seen.node is None else f"client {seen.node}"
             events.append(flooded(seen.node, who))
         self._callers.flooded.clear()
 

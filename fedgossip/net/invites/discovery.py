@@ -57,8 +57,8 @@ def _zeroconf(interfaces: Interfaces) -> Zeroconf:
     try:
         found: Zeroconf = zeroconf.Zeroconf(interfaces=list(interfaces) or zeroconf.InterfaceChoice.All)
     except OSError as error:
-        text = f"this network cannot be asked what is announced on it: {error.strerror or error}"
-        raise NetworkError(text, "Ask for the invite; it says where to call.") from None
+        text = f"this network cannot be searched for announcements: {error.strerror or error}"
+        raise NetworkError(text, "Ask for the invite; it has the address.") from None
     return found
 
 

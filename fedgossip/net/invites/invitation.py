@@ -130,12 +130,12 @@ def _unpacked(body: bytes) -> Invitation:
     whole = 1 + body[0] + CHECK_BYTES if body else 1
     least = 4 + 32 + SECRET_BYTES
     if len(body) < whole:
-        raise ConfigError(f"the invite is cut off: {len(body)} of its {whole} bytes are there", ASK_ANEW)
+        raise ConfigError(f"the invite is cut off: {len(body)} of its {whole} bytes", ASK_ANEW)
     content, check = body[: 1 + body[0]], body[1 + body[0] : whole]
     if len(body) > whole or not hmac.compare_digest(hashlib.sha256(content).digest()[:CHECK_BYTES], check):
         raise ConfigError("the invite has a wrong letter, or one too many", ASK_ANEW)
     if body[0] < least:
-        raise ConfigError("the invite says too little", ASK_ANEW)
+        raise ConfigError("the invite is incomplete", ASK_ANEW)
     expires, key, secret = int.from_bytes(content[1:5], "big"), content[5:37], content[37 : 1 + least]
     try:
         addresses = tuple(_places(content[1 + least :]))

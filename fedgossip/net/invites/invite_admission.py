@@ -46,7 +46,7 @@ UNFIT = {
     "key": "its key of signatures is not written as one",
     "twin": "it signs with the key of another one",
     "signature": "its keys are not signed by itself",
-    "address": "it cannot be called where it says",
+    "address": "it cannot be reached at its address",
 }
 """Reasons why a holder of the secret is not admitted."""
 

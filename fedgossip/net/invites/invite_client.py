@@ -44,7 +44,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ENDED: ("the run of this invite has ended", ASK),
     "version": ("the organiser runs fedgossip {about}, this is {ours}", "Install the same release on both."),
     "unreadable": ("the organiser, with fedgossip {about}, cannot read what {ours} says", "Install the same release."),
-    "address": ("the others cannot call {about}", "Say with --address where they reach this machine."),
+    "address": ("the others cannot call {about}", "Give the address at which they reach this machine: --address."),
     "signature": ("the organiser finds our keys not signed by ourselves", "Install the same release on both."),
     "key": ("the organiser finds that {about} is no key of signatures", "Install the same release on both."),
     "twin": ("another one that was let in signs with the key that we sign with", "Make a key of your own."),

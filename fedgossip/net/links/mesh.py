@@ -165,7 +165,7 @@ class Guests:
         guest = self._guest_of(key)
         guest.messages += 1
         if guest.messages > GUEST_MESSAGES:
-            raise FrameError("guest", "one that is no member says too much")
+            raise FrameError("guest", "a machine that is no member sends too much")
         if mark.bytes[:1] == SEAL:  # it may offer again as a member
             skip(router)
             self._reply(connection, refusal(parse(mark.bytes)[1]))

@@ -200,5 +200,5 @@ class Greeting:
             return None
         if fault:
             return Rejected(node, "relay", f"peer {node} is not reached: {fault}", fault.advice)
-        text = f"peer {node} hangs up whenever it is greeted; it may have another key than endpoints.toml says"
+        text = f"peer {node} hangs up at every greeting; its key may differ from the one in endpoints.toml"
         return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")

@@ -92,12 +92,12 @@ def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
         except OSError as error:
             holder.close()
             if exactly:
-                advice = "Stop what listens there, or choose another port."
+                advice = "Stop the program that listens there, or choose another port."
                 raise NetworkError(f"port {port}: {(error.strerror or 'cannot be had').lower()}", advice) from None
             continue
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return holder
-    raise NetworkError("this machine has no free port", "Stop what listens on them.")
+    raise NetworkError("this machine has no free port", "Stop the programs that listen on them.")
 
 
 def port_of(holder: socket.socket) -> int:

@@ -163,7 +163,7 @@ class Relay:
         try:
             return str(replace(door, port=await opening))
         except OSError as error:
-            advice = "Stop what listens there, or choose another port."
+            advice = "Stop the program that listens there, or choose another port."
             raise NetworkError(f"cannot listen on {door}: {(error.strerror or str(error)).lower()}", advice) from None
 
     async def start(self, host: str, port: int) -> int:

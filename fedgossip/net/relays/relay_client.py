@@ -153,7 +153,7 @@ class RelayClient:
                     token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), CONNECT_SECONDS)
                     await self._begin(self._answer(relay, token, port))
                 else:
-                    raise PeerError("what answers is no relay of fedgossip")
+                    raise PeerError("the server is no relay of fedgossip")
         finally:
             hang_up(writer)
 
@@ -181,7 +181,7 @@ class RelayClient:
         """
         first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
         if first == HAIL and self._calls > CALLS_MAX // 2:
-            raise PeerError("too many calls through relays for a stream beside each")
+            raise PeerError("too many calls through relays for separate streams")
         return first
 
     async def _open(self, relay: str, key: str) -> str:
@@ -205,7 +205,7 @@ class RelayClient:
             try:
                 there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
             except PeerError:
-                text = f"the relay at {relay} does not put the call through: nobody with that key is there"
+                text = f"the relay at {relay} does not connect the call: no participant with that key is connected"
                 advice = "Has the other one begun?  A relay with --allow needs the keys of both."
                 self._refused[relay, key] = NetworkError(text, advice)
                 raise

@@ -109,7 +109,7 @@ def _of_file(path: Path) -> Allowed:
         key, _, word = line.partition(" ")
         check_public(key, str(path))
         if word.strip() not in ("", INVITES):
-            text = f"{path}: {word.strip()[:40]!r} behind a key is no word of a roster"
+            text = f"{path}: {word.strip()[:40]!r} after a key is no word of a roster"
             raise ConfigError(text, f"Write KEY, or KEY {INVITES}.")
         keys.add(raw(key))
         inviting |= {raw(key)} if word.strip() else set()
@@ -167,7 +167,7 @@ def greeting(secret: X25519PrivateKey) -> bytes:
 def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> bytes:
     """Return the answer to a relay's greeting.  Raises PeerError if the greeting is not a relay's."""
     if len(greeted) != GREETING_BYTES or not greeted.startswith(MAGIC):
-        raise PeerError("what answers is no relay of fedgossip", "Is `fedgossip relay` running there?")
+        raise PeerError("the server is no relay of fedgossip", "Is `fedgossip relay` running there?")
     theirs, ours = greeted[len(MAGIC) :], z85.decode(identity.secret)
     try:
         shared = X25519PrivateKey.from_private_bytes(ours).exchange(X25519PublicKey.from_public_bytes(theirs))

@@ -156,7 +156,7 @@ async def accept_web(inner: TcpStream) -> WebStream:
     send_waiting(protocol, writer)
     await writer.drain()
     if response.status_code != 101:
-        raise PeerError("a caller of the relay's web address asks for something else than a WebSocket")
+        raise PeerError("a caller of the relay's web address does not request a WebSocket")
     return WebStream(inner, protocol, asked[1:])
 
 

@@ -63,7 +63,7 @@ _UPGRADE = "Is the path right?  The server before the relay, and a proxy that op
 _UNREACHED = "The server before the relay does not reach it: is `fedgossip relay` running, at the port that it calls?"
 _ANSWERS = {
     **dict.fromkeys((301, 302, 303, 307, 308, 511), "Does this network want a login first?  Open a page in a browser."),
-    **dict.fromkeys((401, 403, 451), "The network, or the server, does not let this host through: ask who runs it."),
+    **dict.fromkeys((401, 403, 451), "The network, or the server, blocks this host: ask its administrator."),
     407: "A proxy on the way wants a user and a password: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT.",
     **dict.fromkeys((400, 426, 505), f"{_UPGRADE}  It takes HTTP/1.1 (nginx: proxy_http_version 1.1)."),
     **dict.fromkeys((502, 503, 504), _UNREACHED),
@@ -138,10 +138,10 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
         return await asyncio.wait_for(work, STEP_SECONDS)
     except asyncio.LimitOverrunError:
         text = f"{silence} in a header of at most {PIECE_BYTES >> 10} KiB"
-        raise NetworkError(text, "Is it the right host and port, and what speaks HTTP there?") from None
+        raise NetworkError(text, "Is it the right host and port, of an HTTP server?") from None
     except (TimeoutError, EOFError, OSError) as error:
         why = f"in {STEP_SECONDS:g} seconds" if isinstance(error, TimeoutError) else "and hangs up"
-        raise NetworkError(f"{silence} {why}", "Is it the right host and port, and what speaks HTTP there?") from None
+        raise NetworkError(f"{silence} {why}", "Is it the right host and port, of an HTTP server?") from None
 
 
 # --- the steps --------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def without_tls(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "ws" or (parts.hostname or "").startswith(("127.", "localhost", "::1")):
         return ""
-    return f"{url} is without TLS: who listens in between sees who talks to whom, and ciphertext."
+    return f"{url} is without TLS: a listener sees who talks to whom, and ciphertext."
 
 
 def choose(proxy: str | None, authorities: str | None) -> None:

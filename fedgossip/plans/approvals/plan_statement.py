@@ -163,7 +163,7 @@ def statistics_words(e: Experiment) -> tuple[str, ...]:
     """
     if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
         return ()
-    text = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
+    text = "two sums over the sites, for the means, spreads and counts of the columns: data agree"
     if (spent := statistics_cost(e)) is None:
         return (f"{text}; exact and without noise, so no epsilon covers them",)
     assert e.budget is not None
@@ -326,9 +326,9 @@ def _learns(statement: PlanStatement) -> str:
     if e["task"]["kind"] in PROBLEMS:
         return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
     if e["task"]["kind"] == STATISTICS:
-        return "Nothing yet: the sites agree on statistics of their columns, which what is learned later begins from."
+        return "Nothing yet: the sites agree on statistics of their columns, which later training uses."
     if e["task"]["kind"] == EVALUATION:
-        return "Nothing: the sites judge a model that there is, each on its own records."
+        return "Nothing: the sites evaluate an existing model, each on its own records."
     if e["task"]["kind"] in SUMS and statement.table:
         return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
     text = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
@@ -359,7 +359,7 @@ def _describe_source(statement: PlanStatement) -> str:
 def _rounds(statement: PlanStatement) -> str:
     e = statement.experiment
     if e["task"]["kind"] in SUMS:
-        return f"{e['rounds']} at most.  In each a site tells its sums; it trains nothing."
+        return f"{e['rounds']} at most.  In each a site sends its sums; it trains nothing."
     return f"{e['rounds']}.  {_training(e['train'])}"
 
 
@@ -409,8 +409,8 @@ _MEANT = {
     "model": "The model's size and layout.",
     "files": "A file that all sites have, by its bytes.",
     "code": "A module of the user's own, by its bytes.",
-    "table": "What the sites have agreed on.",
-    "terms": "What a site agrees to, in words.",
+    "table": "The agreement of the sites.",
+    "terms": "A site's agreement, in words.",
 }
 
 

@@ -163,7 +163,7 @@ class SiteApprovals:
         found = [one for one in self.all() if one.plan == plan.hash and one.participant == request.participant]
         if not found:
             text = f"{named} was never approved with {self.key}{self._nearest(plan)}"
-            raise ConfigError(text, "Read it: fedgossip plan show; what is new: plan diff; then: plan approve.")
+            raise ConfigError(text, "Read it: fedgossip plan show; the changes: plan diff; then: plan approve.")
         one = found[-1]
         if why := self.revoked(one):
             raise ConfigError(f"the approval of {named} was revoked {why}", again)
@@ -197,7 +197,9 @@ class SiteApprovals:
         mine = [line.facts for line in self._entries if line.kind == AGREED and line.facts["approval"] == one.hash]
         known = one.agreed or next((str(facts["file"]) for facts in reversed(mine)), "")
         if request.agreed and request.agreed != known and request.step != AGREE:
-            other = "made under another approval" if request.agreed in made else "not what this site has agreed on"
+            other = (
+                "made under another approval" if request.agreed in made else "not the plan that this site has approved"
+            )
             text = f"{named}: the agreed statistics here ({request.agreed[:HASH_SHOWN]}) are {other}"
             again = "Read them; if you agree, approve again: fedgossip plan approve"
             raise ConfigError(text, f"Put back the file that `fedgossip data agree` has made.  {again}")

@@ -32,8 +32,8 @@ from fedgossip.plans.federated.ledger import data_of, spent_on, standing
 from fedgossip.plans.federated.policy import demands, how_long
 from fedgossip.plans.federated.privacy_budget import outlook
 
-NOT_LOOKED_AT = "whether the coordinator answers, who else is there, and what the others' files hold"
-LATER = "not looked at before what stands above is right"
+NOT_LOOKED_AT = "whether the coordinator answers, the other participants, and the content of their files"
+LATER = "not checked before the lines above are right"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SiteChecks:
             raise ConfigError(f"{site.key} is not the key that {site.endpoints} gives client {site.node}", advice)
         roster = roster_of(known).first(plan.coordinator).hash.hex() if plan.secure else ""
         self._known = known
-        named = f", roster {roster[:HASH_SHOWN]}: the same at all, compare it" if roster else ""
+        named = f", roster {roster[:HASH_SHOWN]}: the same at all sites, compare it" if roster else ""
         return f"{plan.learners} clients, the coordinator at {known[plan.tree.parent(site.node)].address}{named}"
 
     def _records(self) -> str | Warned:
@@ -195,9 +195,9 @@ class SiteChecks:
         total, exact = standing(site.spent, *about)
         if plan.experiment.budget is None:
             if total and exact < 1:
-                text = f"no budget of privacy, and this site allows epsilon {total.max_epsilon:g} of its records in all"
-                raise BudgetError(text, "See what was released: fedgossip privacy ledger; --allow-exact allows more.")
-            sentence = "no budget of privacy: no epsilon covers what this run discloses of a record"
+                text = f"no privacy budget, and this site allows epsilon {total.max_epsilon:g} of its records in all"
+                raise BudgetError(text, "See the releases: fedgossip privacy ledger; --allow-exact allows more.")
+            sentence = "no privacy budget: no epsilon covers this run's disclosure of a record"
             return Warned(
                 sentence, "Accept that, as the plan states it, or agree on [coordinator.privacy] at all participants."
             )
@@ -205,7 +205,7 @@ class SiteChecks:
         if not found.fits:
             most = plan.section.privacy.max_epsilon
             text = f"{found.rounds_within} of {plan.experiment.rounds} rounds fit into epsilon {most:g}"
-            raise BudgetError(text, "See what was spent: fedgossip privacy ledger; what would fit: privacy plan.")
+            raise BudgetError(text, "See the spending: fedgossip privacy ledger; a plan that fits: privacy plan.")
         sentence = f"epsilon {found.epsilon:.3g} after all rounds, {found.total:.3g} with those before"
         if total is None:
             return f"{sentence}; no limit over all runs: fedgossip privacy ledger --max-epsilon-total"
@@ -218,5 +218,7 @@ class SiteChecks:
         if out is None:
             return "one is made below runs/"
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out}: not empty", "Name a new folder with --out; --resume goes on in one.")
+            raise ConfigError(
+                f"{out}: not empty", "Name a new folder with --out; --resume continues in an existing one."
+            )
         return f"{out}: new"

@@ -109,7 +109,7 @@ def available_sampling(
         available = _read_trace(Path(place), clients, unit)
         most = available.most(rounds)
         if most < least:
-            what = f"{KEY} = {text!r}: at most {most} clients are there in any of the {rounds:,} rounds"
+            what = f"{KEY} = {text!r}: at most {most} clients are available in any of the {rounds:,} rounds"
             advice = f"A round needs {least}.  Is it another time unit?  round=T: T units of the table are a round."
             raise ConfigError(what, advice)
     elif is_function(text):
@@ -204,12 +204,14 @@ def _read_trace(path: Path, clients: int, unit: float) -> _Trace:
     order = np.lexsort((table[:, 1], table[:, 0]))
     order = order[table[order, 0] >= 0]
     if not len(order):
-        raise ConfigError(f"{path}: no rows", "Give client,start,end for each time in which a client is there.")
+        raise ConfigError(f"{path}: no rows", "Give client,start,end for each time in which a client is available.")
     node, start, end = table[order].T
     over = np.flatnonzero((node[1:] == node[:-1]) & (start[1:] < end[:-1]))
     if len(over):
         one, other = sorted(int(order[over[0] + k]) + 2 for k in (0, 1))
-        _refuse(path, other, f"client {int(node[over[0]])} is there already by line {one}", "Join rows that overlap.")
+        _refuse(
+            path, other, f"client {int(node[over[0]])} is available already by line {one}", "Join rows that overlap."
+        )
     first = np.searchsorted(node, np.arange(clients + 1))
     return _Trace(first, np.ascontiguousarray(start), np.ascontiguousarray(end), unit)
 

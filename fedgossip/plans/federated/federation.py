@@ -304,7 +304,7 @@ class FederationPlan(Plan):
         if self.unit == "client" or self.exact is not None:  # each round is one release, of all records
             return purse_of(p, 1.0, 1, log, before, total=total)
         if node not in self.trained_on:
-            advice = "A run with a budget of privacy can be neither recorded nor replayed."
+            advice = "A run with a privacy budget can be neither recorded nor replayed."
             raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)
         cost = cost_of_training(self.experiment, self.trained_on[node])
         return purse_of(p, *cost, log, before, self.client_settings.tests, total)
@@ -552,7 +552,7 @@ class FederationPlan(Plan):
         if self.buffered:
             raise ConfigError("the stacked engine goes by rounds: no fedbuff", "Run it with --on sim.")
         if self.unit != "none":
-            raise ConfigError("the stacked engine keeps no budget of privacy", "Run it with --on sim.")
+            raise ConfigError("the stacked engine keeps no privacy budget", "Run it with --on sim.")
         if not self.tree.flat:
             advice = "Run it with --on sim; or leave coordinator.tiers out, for the same model."
             raise ConfigError("the stacked engine has one coordinator, and no coordinator.tiers", advice)

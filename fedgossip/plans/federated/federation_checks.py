@@ -73,7 +73,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
         _check_sum(plan)
     _check_privacy(plan)
     if experiment.endless and experiment.budget:
-        text = 'rounds = "endless" beside a budget of privacy: noise and epsilon follow from the number of rounds'
+        text = 'rounds = "endless" with a privacy budget: noise and epsilon follow from the number of rounds'
         raise ConfigError(text, "Give a number: rounds = 60, or --rounds 60.")
     _check_sampling(plan)
     if plan.buffered and plan.goal > s.clients:
@@ -105,7 +105,7 @@ def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
     s, out = experiment.coordinator, "Leave coordinator.tiers out."
     if not s.secure.on:
         text = "coordinator.secure.on = false with coordinator.tiers: coordinators add the integers of secure sums"
-        raise ConfigError(text, "Leave it on; set secure = false in a tier whose coordinators may see what they add.")
+        raise ConfigError(text, "Leave it on; set secure = false in a tier whose coordinators may see single summands.")
     asked = s.cohort not in (None, s.clients) or s.participation < 1 or s.over_selection > 1
     if asked or s.sampling != "uniform":
         text = (
@@ -193,22 +193,22 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
     if kind in SUMS:
         raise ConfigError(f"{where}, and {SUMS[kind]} of whole numbers, none of which may be left out", out)
     if s.algorithm == FEDBUFF:
-        text = f"{where} beside fedbuff, whose clients are not told which of their answers counted"
-        raise ConfigError(text, "Take fedavg: what a codec leaves out belongs to what counted.")
+        text = f"{where} with fedbuff, whose clients do not learn which of their answers counted"
+        raise ConfigError(text, "Take fedavg: a codec's stored error depends on the counted answers.")
     if not isinstance(federated.aggregation, Mean):
-        text = f"{where} beside {s.algorithm}, which compares whole updates; what a codec leaves of them is no such"
+        text = f"{where} with {s.algorithm}, which compares whole updates, and a codec sends parts of them"
         raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
     if federated.clients.vectors > 1:
-        text = f"{where} beside {s.algorithm}, which sends {federated.clients.vectors} vectors that belong together"
+        text = f"{where} with {s.algorithm}, which sends {federated.clients.vectors} vectors that belong together"
         raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
     if isinstance(codec, DeepGradient):
         text = f"{where} applies the momentum of single steps, and an update is of many"
         raise ConfigError(text, f'Set coordinator.codec = "top-k:{codec.share:g}".')
     if s.secure.on and not isinstance(codec, LinearCodec):
-        text = f"{where} beside a secure sum, which can only add elements that all clients draw alike"
+        text = f"{where} with a secure sum, which can only add elements that all clients draw equally"
         raise ConfigError(text, 'Set coordinator.codec = "random-k:0.1", or coordinator.secure.on = false.')
     if s.privacy.unit == "client":
-        text = f"{where} beside coordinator.privacy.unit = 'client', whose clip and noise are of whole updates"
+        text = f"{where} with coordinator.privacy.unit = 'client', whose clip and noise are of whole updates"
         raise ConfigError(text, out)
 
 
@@ -221,12 +221,14 @@ def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> N
         text = f"cocoa goes by dual variables, and task.kind = {experiment.task.kind!r} has none"
         raise ConfigError(text, f'Set task.kind = "{CONVEX}", with its loss: hinge, logistic or squares.')
     if s.codec:
-        text = f"coordinator.codec = {s.codec!r} beside cocoa, whose certificate is of whole sums"
+        text = f"coordinator.codec = {s.codec!r} with cocoa, whose certificate is of whole sums"
         raise ConfigError(text, "Leave coordinator.codec out.")
     if s.privacy.unit != "none":
-        raise ConfigError("cocoa keeps no budget of privacy", "Leave coordinator.privacy.unit out, or take fedsgd.")
+        raise ConfigError("cocoa keeps no privacy budget", "Leave coordinator.privacy.unit out, or take fedsgd.")
     if s.secure.on:
-        text = "cocoa sums examples and objectives beside its model, and a secure sum cuts numbers to its bound"
+        text = (
+            "cocoa sums examples and objectives in addition to its model, and a secure sum clips numbers to its bound"
+        )
         raise ConfigError(text, "Set coordinator.secure.on = false: the coordinator then sees every client's update.")
 
 
@@ -272,20 +274,20 @@ def _check_privacy(plan: FederationPlan) -> None:
     if s.privacy.test_noise and plan.experiment.score.name != "accuracy":
         name = plan.experiment.score.name
         text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
-        raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
+        raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: no count is sent then.')
     trains = plan.experiment.learns and plan.experiment.task.kind != CONVEX
     if plan.unit == "record" and not trains and plan.experiment.task.kind not in SUMS:
         what = "cannot hide them" if plan.experiment.task.kind == CONVEX else "has none"
         text = f"coordinator.privacy.unit = record hides examples, and this task {what}"
         raise ConfigError(text, 'Set task.kind = "learning".')
     if plan.unit == "client" and not plan.secure:
-        advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."
+        advice = "Leave coordinator.secure.on at true: each client adds its part of the noise inside the sum."
         raise ConfigError("coordinator.privacy.unit = client hides clients in a secure sum, which is off", advice)
     if plan.unit == "client" and s.algorithm == "fednova":
         advice = "Take fedavg: how many steps each client takes would have to be hidden too."
-        raise ConfigError("fednova sums the clients' steps beside their updates", advice)
+        raise ConfigError("fednova sums the clients' steps in addition to their updates", advice)
     if plan.unit == "client" and plan.experiment.data.local_test:
-        advice = "Leave data.local_test out: what clients measure would have to be hidden too."
+        advice = "Leave data.local_test out: the clients' measurements would need noise too."
         raise ConfigError("data.local_test with coordinator.privacy.unit = client", advice)
 
 
@@ -293,7 +295,7 @@ def _check_sum(plan: FederationPlan) -> None:
     s, n = plan.section.secure, plan.invited
     off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
     if plan.least < N_MIN and plan.tree.groups[0].secure:
-        raise ConfigError(f"a sum over {plan.least} tells about each: a secure sum takes at least {N_MIN}", off)
+        raise ConfigError(f"a sum over {plan.least} reveals each: a secure sum takes at least {N_MIN}", off)
     if n > graph.COHORT_MAX and plan.tree.flat:
         raise ConfigError(f"{n} clients in one secure sum; at most {graph.COHORT_MAX}", "Lower participation.")
     if s.threshold is not None and n <= graph.COMPLETE_MAX:

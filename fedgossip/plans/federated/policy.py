@@ -201,7 +201,7 @@ def write(path: Path, policy: PolicyFile) -> None:
             file.write(marked(path, text(policy)))
     except FileExistsError:
         advice = "Compare it, or name another file with --out."
-        raise ConfigError(f"{path}: there is a policy already", advice) from None
+        raise ConfigError(f"{path}: a policy exists already", advice) from None
     except OSError as error:
         raise NotWrittenError(path, error) from None
 
@@ -221,7 +221,7 @@ def text(policy: PolicyFile) -> str:
     """Return the file's content, with an explanation on every line."""
     import tomli_w
 
-    lines = ["# What this client insists on, whatever the coordinator says.  Read it before you agree.", ""]
+    lines = ["# The requirements of this client, which the coordinator cannot change.  Read it before you agree.", ""]
     content: dict[str, Any] = msgspec.to_builtins(policy)
     known = terms_of(SITES)
     for name, value in content.items():
@@ -241,7 +241,7 @@ def summary(policy: PolicyFile) -> list[tuple[str, str]]:
         ("run", f"experiment {_short(policy.task)}, layout {_short(policy.layout)}, and no other"),
         ("with", f"{many} clients of roster {_short(policy.roster)}, coordinator {_short(policy.coordinator)}"),
         ("leaves", f"numbers of at most {policy.bound:g} (bound), under masks"),
-        ("budget", budget if policy.unit != "none" else "none: no epsilon covers what the run discloses of a record"),
+        ("budget", budget if policy.unit != "none" else "none: no epsilon covers the run's disclosure of a record"),
         ("approval", approval),
     ]
 
@@ -249,15 +249,15 @@ def summary(policy: PolicyFile) -> list[tuple[str, str]]:
 _WIDTH = 110
 _MEANING = {
     "task": "the experiment, by a hash of every key that changes what is learned",
-    "coordinator": "the key of the coordinator's signatures: what it has not signed is ignored",
+    "coordinator": "the key of the coordinator's signatures: unsigned messages are ignored",
     "min_clients": "never sum with fewer clients; raise it as you like",
     "max_clients": "never sum with more",
     "weight_max": "the most examples that count",
     "code": 'the source of one\'s own modules that the experiment names, by a hash; "" where there are none',
-    "unit": "what the budget of privacy is of: record, client, none",
+    "unit": "what the privacy budget is of: record, client, none",
     "max_epsilon": "the budget: the round that would cross it is refused",
     "approval_days": "an approval of a plan holds so many days at most; with 0 none is asked for where none was given",
-    "approval_rounds": "and for so many rounds at most, over all runs; with 0 for as many as it says",
+    "approval_rounds": "and for so many rounds at most, over all runs; 0: as many as the plan has",
     "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
 }
 """Meanings of keys; the other keys are in the terms."""

@@ -159,7 +159,7 @@ def outlook(
     p, e = run.experiment.budget, run.experiment
     if p is None:
         advice = 'Write [coordinator.privacy] with unit = "record" or "client".'
-        raise ConfigError("a run without a budget of privacy", advice)
+        raise ConfigError("a run without a privacy budget", advice)
     if seen_by is not None and not 0 <= seen_by < run.learners:
         raise ConfigError(f"there is no client {seen_by}", f"Clients are 0 to {run.learners - 1}.")
     task, shares = task_of_dry_run(e, run.learners, None if seen_by is None else [seen_by], unagreed=True)

@@ -65,7 +65,7 @@ def check_weights(most: int, examples: Mapping[NodeId, int], roles: Roles) -> No
         node = next(node for node, count in examples.items() if count == held)
         text = f"{roles.label(node)} has {held:,} examples, and coordinator.secure.weight_max = {most:,}"
         usual = 10 ** math.ceil(math.log10(held))
-        raise ConfigError(text, f"All set it alike, to what the largest may have: weight_max = {usual}.")
+        raise ConfigError(text, f"All set the same value, the weight of the largest: weight_max = {usual}.")
 
 
 @dataclass(frozen=True)

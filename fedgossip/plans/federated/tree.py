@@ -196,7 +196,7 @@ def _check_group(group: TierGroup) -> None:
         text = f"{where}: a coordinator of {size} participant, whose sum is what that one sends"
         raise ConfigError(text, "Give each coordinator at least two, or leave the tier out.")
     if group.secure and size < N_MIN:
-        text = f"{where}: a sum over {size} tells about each: a secure sum takes at least {N_MIN}"
+        text = f"{where}: a sum over {size} reveals each: a secure sum takes at least {N_MIN}"
         seen = "every client's update" if group.tier == 0 else "the sum of each coordinator below"
         raise ConfigError(text, f"Make the groups larger, or set secure = false: its coordinators then see {seen}.")
     if group.secure and size > graph.COHORT_MAX:

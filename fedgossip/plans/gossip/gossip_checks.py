@@ -55,7 +55,7 @@ def check_pair(
     lossy = [fault for fault in experiment.faults if isinstance(fault, LOSSES)]
     if needs.lossless and lossy:
         text = f"{name} needs every message of every round, and [[faults]] has a {type(lossy[0]).__name__.lower()}"
-        raise ConfigError(text, "Leave it out, or take dsgd, which makes up for what is lost.")
+        raise ConfigError(text, "Leave it out, or take dsgd, which compensates losses.")
     if experiment.algorithm.private:
         _check_private(experiment, method, schedule)
     check_combine(name, needs, schedule, experiment)
@@ -240,7 +240,7 @@ def check_real(experiment: Experiment) -> None:
     """Raise ConfigError for attackers that need more information than messages give a peer."""
     lying = isinstance(experiment, GossipExperiment) and experiment.adversary.peers
     if lying and experiment.adversary.knowledge == "all":  # type: ignore[attr-defined]
-        text = "adversary.knowledge = 'all': a real attacker knows what its neighbours tell it"
+        text = "adversary.knowledge = 'all': a real attacker knows only the messages of its neighbours"
         raise ConfigError(text, "Run it with --on stacked, or leave it out.")
 
 
@@ -258,7 +258,7 @@ def check_adversary(
     if len(attackers) > schedule.n - 2:
         raise ConfigError(f"adversary.peers: {len(attackers)} of {schedule.n} peers lie", "Leave two honest ones.")
     if a.private:
-        text = "[adversary] beside algorithm.private: nobody sees a single model there, and so no lie"
+        text = "[adversary] with algorithm.private: no peer sees a single model there, so no attack can be shown"
         raise ConfigError(text, "Leave one of the two out.")
     if a.mode != "sync" or needs.linear or needs.sums == "columns" or len(slots) > 1:
         text = f"[adversary]: attackers lie about the models of a round, and {name} in {a.mode} mode sends other things"

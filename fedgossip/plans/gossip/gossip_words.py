@@ -164,7 +164,7 @@ def terms_of(experiment: GossipExperiment, name: str, n: int | None, size: int) 
     """Return a peer's terms; `n`: None if only the graph determines it; `size`: bytes of a message, 0 if unknown."""
     a = experiment.algorithm
     how = f"{name}{f', {n} peers' if n else ''}; {a.name}, {a.mode}"
-    seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
+    seen = "masked: neighbours learn their sum alone" if a.private else "in the clear: they see your model"
     each = f", about {size:,} bytes each time" if size else ""
     return JoiningTerms(how, f"this peer's model to its neighbours{each}; no data", seen)
 

@@ -250,7 +250,7 @@ def _check_partners(name: str, schedule: Schedule, rounds: Iterable[int]) -> Non
         for round in rounds:
             if strange := set(schedule.mixing(round).partners(node)) - known:
                 text = f"{name}, round {round}: node {node} exchanges with {min(strange)}, who is none of its partners"
-                raise ConfigError(text, "partners(node) is all that a node may ever send to or hear from.")
+                raise ConfigError(text, "partners(node) must name all partners of a node.")
 
 
 def _hash(mixing: Mixing) -> str:
@@ -298,7 +298,7 @@ def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: s
         return one_graph(spec, n, weights, seed)
     if experiment is None:
         what = f"{spec} is made for the labels of peers" if word in MADE else "weights by numbers of examples"
-        raise ConfigError(what, "Give --data EXPERIMENT.toml, which says who has which.")
+        raise ConfigError(what, "Give --data EXPERIMENT.toml, which has the partition.")
     peers = peers_of(experiment, n)
     if weights == SIZES and word in MADE:
         raise ConfigError(f"{spec} with weights by sizes", "Leave --weights out: it brings its own.")
@@ -333,7 +333,7 @@ def peers_of(experiment: Experiment, n: int | None) -> int:
     """Return n, or the experiment's number of peers.  Raises ConfigError if both are missing."""
     size: int | None = n or getattr(getattr(experiment, "topology", None), "n", None)
     if size is None:
-        raise ConfigError("how many peers there are is not said in the experiment", "Give --n.")
+        raise ConfigError("the experiment has no number of peers", "Give --n.")
     return size
 
 

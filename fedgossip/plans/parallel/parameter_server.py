@@ -193,7 +193,7 @@ class ServerPlan(SharedSteps):
 
     def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
         if self.staleness != 0:
-            text = "pushes that are applied as they come follow time, and stacked arrays have none"
+            text = "pushes are applied in the order of arrival, and stacked arrays have no time"
             raise ConfigError(text, "Run it with --on sim, or set parallel.server.staleness = 0.")
         if self.table is not None:
             text = "a table's rows go by what batches need, and stacked arrays hold whole models"

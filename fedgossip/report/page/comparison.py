@@ -318,7 +318,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
                 "averaged-by-bytes",
                 of_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", by_bytes)),
                 f"{terms.model.capitalize()} by bytes",
-                f"The same against what {terms.senders} have sent: what the network was paid.",
+                f"The same against the bytes that {terms.senders} have sent.",
             ),
             figure(
                 "at-clients-by-round",

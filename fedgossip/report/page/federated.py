@@ -161,7 +161,7 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
             curve("score-by-round", figures.by_round, f"{score.heading} by round", text),
             figure("loss", losses, "Loss by round", what),
             curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
-                  f"The same against what {run.roles.label(len(run.learners))} and {one}s together have sent."),
+                  f"The same against the bytes sent by {run.roles.label(len(run.learners))} and {one}s together."),
             curve("score-by-time", figures.by_seconds, f"{score.heading} by time",
                   "The same against the time that has passed, waiting included."),
         ),

@@ -148,7 +148,7 @@ def write_lecture(path: Path, page: LecturePage) -> None:
         paragraph(f"Out of tolerance: {'; '.join(off)}.", "notice") if off else None,
         *(paragraph(words) for words in page.says),
         section(
-            "The run beside the formula",
+            "The run and the formula",
             table(HEADS, (row.cells for row in page.rows), 4),
             paragraph(f"With {page.setting}.") if page.names else None,
         ),
@@ -174,7 +174,7 @@ def write_course(path: Path, pages: Sequence[LecturePage]) -> None:
         ]
         for page in pages
     ]
-    sentence = "Each page has a formula, a run, both numbers beside each other, a picture, and three questions."
+    sentence = "Each page has a formula, a run, both numbers, a picture, and three questions."
     body = join([paragraph(sentence), table(["topic", "title", "numbers"], rows, 1)])
     write_atomically(path, document("Distributed training, measured – fedgossip", head, body))
 

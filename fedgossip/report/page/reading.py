@@ -357,7 +357,7 @@ def read_run(folder: Path) -> RecordedRun:
         if kind == "peer":
             row = _convert(record, ReportedPeerRound, place)
             if not 0 <= row.peer < len(totals):
-                raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
+                raise ConfigError(f"{place}: peer {row.peer}, but the summary has {summary.n} peers.", _MIXED_UP)
             if totals[row.peer] is nothing:
                 totals[row.peer] = PeerTotal()
             totals[row.peer].add(row, returned=row.peer in returned)
@@ -443,7 +443,7 @@ def _of_one_model(row: ReportedRound) -> ReportedRound:
 _MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
 _NOT_OURS = "No run writes that: check the origin of the folder."
 _MEND = "Remove that line, or copy the run again."
-_IN_ITS_MIDDLE = "`fedgossip watch` shows it as it is, `fedgossip run --resume` goes on with one that was killed."
+_IN_ITS_MIDDLE = "`fedgossip watch` shows its present state, `fedgossip run --resume` resumes a killed one."
 _OF_ONE = (
     "It is one participant's: `fedgossip watch` shows it, `fedgossip collect EXPERIMENT FOLDER...` reports on all."
 )
@@ -456,7 +456,7 @@ def _summary(path: Path) -> Summary:
         record = _parse(outside_files.read_bytes(path))
     except FileNotFoundError:
         begun = (path.parent / ROWS).exists()
-        advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
+        advice = f"The run is active, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
         if (path.parent / ENDPOINT).exists():
             advice = _OF_ONE
         raise ConfigError(f"{place}: there is no such file.", advice) from None

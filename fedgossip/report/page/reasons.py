@@ -18,7 +18,7 @@ REASONS = {
     "INTERRUPTED": "the coordinator was stopped in it",
     "POLICY": "the session is not one that a client’s own policy allows",
     "COMPANY": "a sum of other clients than those before",
-    "POINT": "what was asked does not follow from the sums before, or few records count there",
+    "POINT": "the point does not follow from the earlier sums, or few records count there",
     "ROSTER": "a participant is not in the roster, or the rosters differ",
     "SIG": "a signature is not that client’s",
     "DUPKEY": "a key is not one client’s alone",
@@ -26,13 +26,13 @@ REASONS = {
     "SCHEMA": "numbers of another layout than agreed",
     "MODEL_HASH": "the model is not the one that was announced",
     "REPLAY": "the round is not later than the last",
-    "TWICE": "what is done once was asked for again",
+    "TWICE": "a single-use step was requested again",
     "INCONSISTENT_U3": "lists of survivors that cannot all be true",
     "SHARE_INVALID": "a secret could not be put together from its shares",
     "OVERFLOW": "a number that the sum cannot hold",
     "BOUND": "a sum that clients which keep to the bounds cannot make",
     "NOT_FINITE": "the model would not have been finite",
-    "BUDGET": "its budget of privacy is used up",
+    "BUDGET": "its privacy budget is used up",
 }
 """Words for `secure.aborts.Reason`, and for the coordinator's own reasons."""
 
@@ -77,16 +77,16 @@ def incomplete(name: str, run: RecordedRun) -> tuple[str, str] | None:
     if status == "partial" and run.summary.led:
         return (
             f"{name} ended without some of its {who}: its status is “{status}”.",
-            "They died, hung or were stopped; the rounds went on with the others, and the global model is of those.",
+            "They died, hung or were stopped; the rounds continued with the others, and the global model is of those.",
         )
     if status == "partial":
         return (
             f"{name} ended without some of its {who}: its status is “{status}”.",
-            "They died, hung or were stopped; the others went on to the end, and what is shown last is of them alone.",
+            "They died, hung or were stopped; the others continued to the end, and the last figures are of them alone.",
         )
     if status == "exhausted":
         return (
-            f"{name} was ended by its budget of privacy.",
+            f"{name} was ended by its privacy budget.",
             "The next round would have crossed it; the global model is that of the rounds before.",
         )
     last = run.network[-1].round if run.network else 0

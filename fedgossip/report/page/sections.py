@@ -182,19 +182,19 @@ def learning(run: RecordedRun) -> Markup | None:
                 "score-by-round",
                 figures.scores(run, "score-by-round", figures.by_round, figures.of_peers(run)),
                 f"{score.heading} by round",
-                f"Test {score.word} of {measured}{score.note}: where the lines part, the peers do not agree yet.",
+                f"Test {score.word} of {measured}{score.note}: if the lines differ, the peers do not agree yet.",
             ),
             figure(
                 "loss",
                 figures.loss(run, "loss"),
                 "Loss by round",
-                "What training makes smaller, as a mean over the peers.",
+                "The minimised training loss, as a mean over the peers.",
             ),
             figure(
                 "score-by-bytes",
                 figures.scores(run, "score-by-bytes", figures.by_bytes, figures.of_peers(run)),
                 f"{score.heading} by bytes",
-                "The same against what all peers together have sent: what the network was paid.",
+                "The same against the bytes that all peers have sent.",
             ),
             figure(
                 "score-by-time",
@@ -227,7 +227,7 @@ def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
     """Return the consensus distance with its forecast."""
     title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
     if forecast is not None and forecast.foretold:
-        caption = "How far the models of the peers lie from their mean, drawn over what was forecast before the run."
+        caption = "Distance of the peers' models to their mean, drawn over the forecast before the run."
     elif forecast is not None and forecast.lower is not None:
         caption = (
             "How far the models of the peers lie from their mean, drawn over the band that was forecast "
@@ -296,7 +296,7 @@ def graph(run: RecordedRun) -> Markup | None:
         f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}."
         + (" Those in squares lie, and are in no score." if graphs.attackers(run) else "")
         + (" An empty disc with a cross is a peer that ended before the run." if graphs.fallen(run) else "")
-        + (" Dashed: a pair of which one never got a model of the other." if graphs.never_exchanged(run) else ""),
+        + (" Dashed: a pair in which one never received a model of the other." if graphs.never_exchanged(run) else ""),
     )
     return section("The graph", grid(picture, right))
 

@@ -444,7 +444,7 @@ def _body(page: SweepPage) -> Markup:
     return join([
         section("Scores", heat, _scores(page)),
         section("Against the reference", differences, _differences(page)),
-        section("What of a graph says how it trains", *facts),
+        section("Which property of a graph predicts its training", *facts),
         section("Without a score", _without(page)),
         section("All cells", folded(f"{len(page.rows)} rows", _cells(page)), paragraph(f"Made by: {page.command}")),
     ])  # fmt: skip

@@ -118,7 +118,7 @@ def _holds(folder: Path, names: Sequence[str]) -> bool:
 
 def _node(folder: Path) -> int:
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
+        raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the existing runs.")
     if _is_run(folder):
         raise ConfigError(f"{folder}: a whole run among folders of peers", "Watch one run at a time.")
     if not _holds(folder, OF_A_PEER):
@@ -127,7 +127,7 @@ def _node(folder: Path) -> int:
         (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
         return int(peer["id"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
+        raise ConfigError(f"{folder}: its endpoint.toml names no peer", "Give others.") from None
 
 
 def facts_of(place: RunPlace) -> Facts:

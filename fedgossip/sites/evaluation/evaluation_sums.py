@@ -250,7 +250,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if self.kind not in (CLASSIFICATION, MULTI_LABEL, REGRESSION):
             raise ConfigError(f"a model of {self.kind} has no records to be judged on", "Judge it on a common file.")
         if self.noise and self.kind != CLASSIFICATION:
-            text = f"a model of {self.kind}: nobody knows how much one record adds to its errors, so no noise hides it"
+            text = f"a model of {self.kind}: one record's part in its errors is unbounded, so no noise hides it"
             raise ConfigError(text, "If the sites allow exact sums:  --set coordinator.privacy.unit=none")
         if len(self.outcomes) > OUTCOMES:
             text = f"{len(self.outcomes)} classes; at most {OUTCOMES} are judged by sums"
@@ -333,7 +333,9 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         """Return the numbers of a vector by their names.  Raises ConfigError for a vector without such numbers."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no sums of an evaluation", "Were all started with the same files?")
+            raise ConfigError(
+                "the received vector holds no sums of an evaluation", "Were all started with the same files?"
+            )
         return dict(zip(self.bounds, integers_of(words), strict=True))
 
 

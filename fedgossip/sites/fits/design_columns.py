@@ -81,7 +81,7 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
         raise ConfigError(f"{of} of {len(names)} columns", f"There are 1 to {COLUMNS}; leave some out: drop=A,B.")
     every = len(names) + coefficients
     if agreed.records < RECORDS_EACH * every:
-        text = f"{agreed.records} records for {every} coefficients: sums of products would tell of single ones"
+        text = f"{agreed.records} records for {every} coefficients: sums of products would disclose single ones"
         raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each coefficient are needed.")
     return DesignColumns(*map(tuple, (names, places, mean, deviation, against, constant)))  # type: ignore[arg-type]
 
@@ -122,14 +122,14 @@ def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
         label = "take another label" if one.label else f"leave the column out, drop={one.name}"
         if one.rare and one.is_coded:
             text = f"column {one.name!r}: few different values, one of them of under {agreed.suppress} records"
-            raise ConfigError(text, f"A coefficient of it would tell of them: {label}, or put values together.")
+            raise ConfigError(text, f"A coefficient of it would disclose them: {label}, or put values together.")
         few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
         if few:
             lone, others = (", ".join([k for k in few if (k in one.uncounted) == are][:5]) for are in (True, False))
-            rare = f"of under {agreed.suppress} records, or not told lest another be found"
+            rare = f"of under {agreed.suppress} records, or suppressed to protect another"
             reasons = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
             text = f"column {one.name!r}: {'; '.join(filter(None, reasons))}"
-            raise ConfigError(text, f"A coefficient of it would tell of them: {label}.")
+            raise ConfigError(text, f"A coefficient of it would disclose them: {label}.")
 
 
 def check_outside(agreed: AgreedTable, name: str, where: str) -> None:

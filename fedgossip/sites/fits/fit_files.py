@@ -24,17 +24,17 @@ ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 def fit_in(path: Path) -> Fit | None:
     """Return the fit in a folder; None without one.  Raises ConfigError for an unfinished one."""
     if not (path / FIT).is_file() and (path / CURVES).is_file():
-        text = f"{path}: survival curves, which are of groups and say nothing of one record"
+        text = f"{path}: survival curves, which are of groups and predict nothing for one record"
         raise ConfigError(text, f'Read {CURVES}; model.source = "cox?..." fits hazards, which do.')
     if not (path / FIT).is_file() and (path / TABLES).is_file() and not (path / MODEL).is_dir():
-        text = f"{path}: tables of a statistic, which say nothing of one record"
+        text = f"{path}: tables of a statistic, which predict nothing for one record"
         raise ConfigError(text, f"Read {TABLES}; glm, cox, trees and the families with a folder {MODEL}/ predict.")
     if not (path / FIT).is_file():
         return None
     kinds: Any = Fit  # a type to msgspec, unknown to type checkers
     fit: Fit = read_sums_file(kinds, path / FIT, FORMAT, "fit", ADVICE)
     if not fit.converged:
-        text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates say nothing"
+        text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates mean nothing"
         raise ConfigError(text, "Fit again, as the command has advised.")
     return fit
 

@@ -159,7 +159,7 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     if entries is not None:
         expected -= hazards[strata, np.searchsorted(until, entries, side="right")] * np.exp(eta)
     seen = (events == 1) & (index < len(until))
-    found = {f"events until {until[-1]:g}": float(seen.sum()), "events that the fit says": float(expected.sum())}
+    found = {f"events until {until[-1]:g}": float(seen.sum()), "events of the fit": float(expected.sum())}
     of_strata = (
         concordance(times[rows], events[rows] == 1, eta[rows], None if entries is None else entries[rows])
         for rows in (strata == k for k in range(len(hazards)))

@@ -199,7 +199,7 @@ class GrowingTrees:
     def __init__(self, layout: TreesLayout, x: Vector) -> None:
         """Raises ConfigError for a vector that is no ensemble."""
         if x.shape != (layout.length,) or x.dtype != np.float64:
-            raise ConfigError("what came holds no trees", "Were all started with the same experiment file?")
+            raise ConfigError("the received state holds no trees", "Were all started with the same experiment file?")
         d = layout.design
         self.layout, self.x = layout, np.array(x)
         self.base = self.x[_HEADER : _HEADER + d.outputs]
@@ -361,7 +361,7 @@ class GrowingTrees:
                 return "a tree with open nodes is called whole"
             if not after.over:
                 found._plant()
-        return "" if np.array_equal(found.x, after.x) else "nodes that were there before are not what they were"
+        return "" if np.array_equal(found.x, after.x) else "earlier nodes have changed"
 
     def _broken_tree(self, after: GrowingTrees, output: int) -> str:
         d, before, now = self.layout.design, self.tree(self.done, output), after.tree(self.done, output)
@@ -371,7 +371,7 @@ class GrowingTrees:
             before.value[fixed], now.value[fixed]
         )
         if not kept or not np.array_equal(before.records[:old], now.records[:old]):
-            return "nodes that were there before are not what they were"
+            return "earlier nodes have changed"
         splits = np.flatnonzero(now.is_split)
         if new != 1 + 2 * splits.size or (now.code[:old] == OPEN).any() or (now.code[old:new] >= SPLIT).any():
             return "nodes that no split has made, or that were not asked about"
@@ -381,7 +381,7 @@ class GrowingTrees:
         if (now.records[now.open] < 2 * d.min_records).any():
             return f"an open node of fewer than {2 * d.min_records} records"
         if (now.column[splits] >= len(d.columns)).any():
-            return "a split by a column that there is not"
+            return "a split by an unknown column"
         return ""
 
     def _close_what_has_no_room(self) -> None:
@@ -415,7 +415,9 @@ def stepped(layout: TreesLayout, x: Vector, sums: Vector, sites: int) -> Vector:
     growing = GrowingTrees(layout, x)
     words = words_in(sums)
     if words is None or words.size != layout.exact.length:
-        raise ConfigError("what came holds no sums of trees", "Were all started with the same experiment file?")
+        raise ConfigError(
+            "the received vector holds no sums of trees", "Were all started with the same experiment file?"
+        )
     take = growing.grow if growing.begun else growing.begin
     take(long_numbers(words), sites)
     return frozen(growing.x)

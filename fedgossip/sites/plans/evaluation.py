@@ -52,9 +52,9 @@ def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[Federati
     noise = noise_of(experiment)
     check_secure(experiment, "an evaluation is")
     if c.privacy.unit != "record" or not noise:
-        check_exact(experiment, "an evaluation is", "what sites tell of a model is")
+        check_exact(experiment, "an evaluation is", "the sites' figures of a model are")
     if noise and d.site_scores == NAMED:
-        text = 'data.site_scores = "named": a site\'s own score is of few records, and is not told under a budget'
+        text = 'data.site_scores = "named": a site\'s own score is of few records, and is not published under a budget'
         raise ConfigError(text, f'Set data.site_scores = "{RANK}".')
     layout = EvaluationLayout(
         model=facts.weights,
@@ -85,7 +85,9 @@ def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
     if layout.groups:
         lines.append(f"the same of each of {len(layout.groups)} groups of {layout.group_column}")
     if not layout.noise:
-        lines.append("at how many sites the score is which, and how many sites the model tells its training to")
+        lines.append(
+            "the number of sites with each score, and of sites at which the model reveals its training records"
+        )
     if layout.named:
         lines.append("the score of each site, by its id")
     return tuple(lines)
@@ -167,9 +169,7 @@ def asked(model: LoadedModel, examples: Dataset) -> Asked:
     y = examples.in_units(examples.y) if examples.label_mean else examples.y
     answers = model.of_scaled(examples)
     if wrong := int((~np.isfinite(answers)).reshape(len(answers), -1).any(axis=1).sum()):
-        text = (
-            f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is evaluated"
-        )
+        text = f"the model answers {wrong} of {len(answers)} records with numbers that are not finite: no evaluation"
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     return answers, y
 
@@ -189,7 +189,7 @@ def evaluated_from(task: EvaluationTask, vector: Vector | None, suppress: int, l
     """Return the evaluation of the sums.  Raises TooFewPeersError after an incomplete round."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
     if not numbers.get(("sites",)) or not numbers.get(("records",), 1):
-        text = "too few sites came together for the sums"
-        raise TooFewPeersError(text, "Evaluate again when they are there: coordinator.min_clients are needed.")
+        text = "too few sites took part in the sums"
+        raise TooFewPeersError(text, "Evaluate again when more are present: coordinator.min_clients are needed.")
     found = noisy_evaluation_of if task.layout.noise else evaluation_of
     return found(task.layout, numbers, suppress, least)

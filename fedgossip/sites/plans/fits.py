@@ -308,7 +308,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     if errors not in ("model", cox_sums.ROBUST):
         raise ConfigError(f"model.source = {source!r}: errors={errors}", f"It is model or {cox_sums.ROBUST}.")
     if errors == cox_sums.ROBUST and ties == EFRON:
-        text = f"model.source = {source!r}: errors={errors} beside ties={EFRON}"
+        text = f"model.source = {source!r}: errors={errors} with ties={EFRON}"
         raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
     entry = _prior_columns(source, {"entry": options.pop("entry")}, agreed)["entry"] if "entry" in options else None
     where = f"model.source = {source!r}: "
@@ -316,7 +316,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     ridge = option_number(where, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
         text = f"model.source = {source!r}: events={least:g}; data.suppress is {agreed.suppress}"
-        raise ConfigError(text, f"A told time has a whole number of events, {agreed.suppress} or more.")
+        raise ConfigError(text, f"A reported time has a whole number of events, {agreed.suppress} or more.")
     without = f"{COX}?{urlencode(options, safe=',')}" if options else COX
     strata = column_of_words(source, strata_column, agreed)
     column = next(one for one in agreed.columns if one.name == time.name)
@@ -502,7 +502,7 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
     if not c.secure.on:
         raise ConfigError("coordinator.secure.on = false: statistics are secure sums", "Leave it out.")
     if c.privacy.unit == "client":
-        text = "coordinator.privacy.unit = client: whole tables are hidden, and statistics tell of them"
+        text = "coordinator.privacy.unit = client: whole tables are hidden, and statistics would disclose them"
         raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
     schema = schema_of_experiment(experiment)
     if experiment.budget is not None:
@@ -555,6 +555,6 @@ def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema
     numbers = task.layout.numbers(vector) if vector is not None else {}
     counted = [place for place, count in numbers.items() if place[1:2] in (("bin",), ("of",)) and count]
     if not numbers.get(("sites",)) or not counted:
-        text = "too few sites came together for both rounds of sums"
-        raise TooFewPeersError(text, "Agree again when they are there: coordinator.min_clients are needed.")
+        text = "too few sites took part in both rounds of sums"
+        raise TooFewPeersError(text, "Agree again when more are present: coordinator.min_clients are needed.")
     return agreed_of(schema, numbers, suppress, task.layout.noise, task.common, task.levels)

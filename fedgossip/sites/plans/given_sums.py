@@ -63,7 +63,7 @@ def agree_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> Agre
     outside the agreed numbers.
     """
     if experiment.budget is not None:
-        raise ConfigError("statistics beside a budget, over given sums", "Use  fedgossip data agree, which charges it.")
+        raise ConfigError("statistics with a budget, over given sums", "Use  fedgossip data agree, which charges it.")
     plan, schema = statistics_plan(experiment)
     plan, task, refused = statistics_task(plan, schema, _held(plan, site))
     return agreed_from(task, _rounds(plan, task, refused, site, sums), schema, plan.experiment.data.suppress)

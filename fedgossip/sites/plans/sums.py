@@ -55,7 +55,7 @@ def check_exact(experiment: FederatedExperiment, are: str, disclosed: str) -> No
     """Raise ConfigError without secure sums, and with a budget; `are`: "a fit is", `disclosed`: the exact results."""
     check_secure(experiment, are)
     if (unit := experiment.coordinator.privacy.unit) != "none":
-        text = f"coordinator.privacy.unit = {unit}: {disclosed} exact, beside a budget"
+        text = f"coordinator.privacy.unit = {unit}: {disclosed} exact, with a budget"
         raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
 
 
@@ -196,8 +196,8 @@ class PlannedFit:
         """Return the contents of the file.  Raises TooFewPeersError after incomplete rounds."""
         found = None if vector is None else self.run.result(self.layout, self.agreed, vector, self.plan.least)
         if found is None:
-            text = "too few sites came together for the sums of a fit"
-            raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
+            text = "too few sites took part in the sums of a fit"
+            raise TooFewPeersError(text, "Fit again when more are present: coordinator.min_clients are needed.")
         return found
 
 
@@ -211,7 +211,7 @@ def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
         raise ConfigError(f"no [coordinator]: {run.name} is of sums over clients", advice)
     d, source = experiment.data, experiment.model.source
     if experiment.objective.kind not in (kinds := run.kinds(source)):
-        text = f"{source.partition('?')[0]} beside task.kind = {experiment.objective.kind!r}"
+        text = f"{source.partition('?')[0]} with task.kind = {experiment.objective.kind!r}"
         raise ConfigError(text, "Set task.kind = " + " or ".join(f'"{kind}"' for kind in kinds) + ".")
     if d.scale != FEDERATED:
         text = f"data.scale is {d.scale!r}: {run.name} is of the columns that the sites have agreed on"
@@ -266,7 +266,7 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
 
 def _again(before: Mapping[str, int], kind: str) -> str:
     text = f"released before without noise, of the same records: {counted(before)}"
-    return f"{text}; two sums of a kind tell of the sites that differ" if kind in before else text
+    return f"{text}; two sums of a kind disclose the sites that differ" if kind in before else text
 
 
 def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, rounds: int) -> None:
@@ -275,7 +275,7 @@ def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, ro
     try:
         spends = [one for round in range(rounds) for one in purse.pay(round)]
     except BudgetError as error:
-        advice = "Raise coordinator.privacy.noise, or what is allowed if the site agrees."
+        advice = "Raise coordinator.privacy.noise, or the limit if the site agrees."
         raise BudgetError(f"site {node}, {SUMS.get(rounds, str(rounds))} of sums: {error}", advice) from None
     for spend in spends:
         ledger.add(spend)

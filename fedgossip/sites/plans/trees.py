@@ -71,7 +71,7 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
         raise ConfigError(text, f"There are 1 to {MOST_COLUMNS}; leave some out, drop=A,B, or agree on others.")
     least = options.min_records or max(LEAST_RECORDS, agreed.suppress)
     if least < agreed.suppress:
-        text = f"min_records = {least}: a leaf of so few would tell of each; data.suppress is {agreed.suppress}"
+        text = f"min_records = {least}: a leaf of so few would disclose each; data.suppress is {agreed.suppress}"
         raise ConfigError(text, f"Give min_records={agreed.suppress} or more.")
     if agreed.records < 2 * least:
         text = f"{agreed.records} records, and {least} on each side of a split"
@@ -95,17 +95,17 @@ def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
     label = labels[0]
     if kind == REGRESSION:
         if not label.deviation:
-            text = f"column {label.name!r} has one value at every site: there is nothing to tell apart"
+            text = f"column {label.name!r} has one value at every site: there is nothing to predict"
             raise ConfigError(text, "Look at the label.")
         return label
     counts = dict(zip(label.categories, label.counts, strict=True))
     if few := [name for name, count in counts.items() if count is None]:
         text = f"column {label.name!r}: {', '.join(few[:5])} at too few sites, or of under {agreed.suppress} records"
-        raise ConfigError(text, "Sums of it would tell of them: take another label, or put classes together.")
+        raise ConfigError(text, "Sums of it would disclose them: take another label, or merge classes.")
     if sum(bool(count) for count in counts.values()) < 2:
         there = ", ".join(name for name, count in counts.items() if count) or "none"
         text = f"column {label.name!r}: all {agreed.records} records are {there}"
-        raise ConfigError(text, "There is nothing to tell them apart by: look at the label.")
+        raise ConfigError(text, "The columns cannot separate them: look at the label.")
     return label
 
 
@@ -113,7 +113,7 @@ def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
     """Return a category's cut, or none.  Raises ConfigError for a rare category that a sum would disclose."""
     if column.counts[k] is None:
         where = f"column {column.name!r}: {column.categories[k]} at too few sites, or of too few records"
-        raise ConfigError(where, f"A split by it would tell of them: leave the column out, drop={column.name}.")
+        raise ConfigError(where, f"A split by it would disclose them: leave the column out, drop={column.name}.")
     return (0.5,) if 0 < (column.counts[k] or 0) < sum(count or 0 for count in column.counts) else ()
 
 

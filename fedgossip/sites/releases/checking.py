@@ -77,7 +77,7 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
             faults.append("signed with another key than it names")
     faults += [f"{one.file}: {one.told}" for one in logs if not one.sound]
     if logs != release.logs:
-        faults.append("the logs say something else than when the release was made")
+        faults.append("the logs differ from those at the time of the release")
     return CheckedRelease(release, logs, whose, tuple(faults))
 
 
@@ -124,7 +124,7 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
         yield f"{MODEL}/{MODEL_FACTS}: {error}"
         return
     if not found == digest == release.model.weights:
-        yield f"{release.model.file}: not the weights that the card tells of"
+        yield f"{release.model.file}: not the weights that the card describes"
     if release.judged:
         from fedgossip.sites.evaluation import evaluated
 
@@ -138,7 +138,7 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
 def _of_plan(folder: Path, release: Release) -> Iterator[str]:
     path = folder / PLAN
     if path.is_file() and hashlib.sha256(outside_files.read_bytes(path)).hexdigest() != release.plan:
-        yield f"{PLAN}: not the plan that the card tells of"
+        yield f"{PLAN}: not the plan that the card describes"
     elif release.study and study_of(plan_statement.read(path)) != release.study:
         yield f"{PLAN}: another study than {RELEASE} names"
     if not (folder / APPROVAL).is_file():
@@ -153,7 +153,7 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
         return
     sites = [(site_of(one, keys), one.key) for one in signed]
     if sites != [(one.site, one.key) for one in release.approvals]:
-        yield f"{APPROVAL}: other approvals than the card tells of"
+        yield f"{APPROVAL}: other approvals than the card describes"
     for (site, key), one in zip(sites, signed, strict=True):
         who = "a site that joined" if site == JOINING else f"site {site}"
         if one.plan != release.plan:
@@ -178,14 +178,14 @@ def _keys(folder: Path) -> Mapping[int, str]:
 
 def _signer(signer: str, path: Path, *, given: bool) -> str:
     if not path.is_file():
-        return "nobody's that is known here: compare it with its owner"
+        return "unknown here: compare it with its owner"
     for node, block in load_blocks(path).items():
         if block.verify == signer:
             by = "your own list" if given else "the list that is in it: compare the key with its owner"
             return f"participant {node}'s, by {by}"
     if given:
         raise ReleaseError(f"signed with {signer[:16]}, which is no key of {path}", "Ask who has made this release.")
-    return "nobody's who took part: compare it with its owner"
+    return "of no participant: compare it with its owner"
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def contains(release: Release, site: int) -> Sequence[str]:
         found.append(f"{release.model.file}: {what} are in the sums of {len(rounds)} of {release.rounds} rounds")
     if release.agreed:
         name = release.agreed_file
-        found.append(f"{name}: its records are in the statistics, if it agreed with the others: sums do not say")
+        found.append(f"{name}: its records are in the statistics, if it agreed with the others: sums do not show it")
     if release.judged:
         found.append(f"{MODEL}/{EVALUATION}: its records are in the figures, if it judged with the others")
     return found

@@ -102,7 +102,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     if took is None:
         raise ConfigError(f"{sources.run}: no federated run", "A release is of a run with a [coordinator].")
     if run.summary.status not in ("finished", "partial"):
-        raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
+        raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release a finished one.")
     fitted = fit_files.read_fit(sources.run)
     plan = plan_statement.read(sources.run / PLAN)
     model = _describe_model(sources.run, fitted, str(plan.experiment["model"]["source"]))
@@ -163,7 +163,7 @@ def _sha256(content: bytes | Path) -> str:
 
 
 def _use(path: Path) -> str:
-    advice = f"Write into {path} in a few sentences what the model is for, for whom, and what it must not be used for."
+    advice = f"Write into {path} in a few sentences the use of the model, its users, and what it must not be used for."
     try:
         text = outside_files.read_text(outside_files.named(path)).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -224,10 +224,10 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     from fedgossip.experiment import file_kept_in, load_experiment
 
     path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
-    advice = f"Put {path.name} beside the experiment as it was in the run."
+    advice = f"Put {path.name} next to the experiment of the run."
     table = agreed_table.read(path)
     if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.named(path))).hexdigest():
-        raise ConfigError(f"{path}: not what the sites had agreed on when they trained", advice)
+        raise ConfigError(f"{path}: not the statistics agreed on for the training", advice)
     return table
 
 
@@ -287,7 +287,7 @@ def _logs(sources: ReleaseSources) -> Contents:
     return found
 
 
-NOBODY = "Nobody promises anything of single records: the model, and the sums of all rounds, may tell of them."
+NOBODY = "Nothing is promised about single records: the model, and the sums of all rounds, may disclose them."
 
 
 def privacy_of(
@@ -361,13 +361,13 @@ def of_figures(evaluation: Evaluation | None, budget: PrivacySection, worth: flo
     """Return (name, words) of the sites' evaluation figures of a model; `worth`: the epsilon of its run."""
     if evaluation is None:
         return []
-    title = "What the sites have told to judge the model"
+    title = "What the sites have disclosed to evaluate the model"
     if not evaluation.layout.noise:
         return [("figures", f"{title} {EXACT}")]
     both = worth + epsilon([Mechanism(evaluation.layout.noise, 1.0, 1)], budget.delta)  # the simple sum of two promises
     cost = _alone(evaluation.layout.noise, 1, budget)
     total = f"with it that is at most {both:.4g} at delta {2 * budget.delta:g}"
-    return [("figures", f"{title} {cost}, which came after the epsilon above; {total}.")]
+    return [("figures", f"{title} {cost}, after the epsilon above; {total}.")]
 
 
 EXACT = "is exact, and outside of the budget."
@@ -387,4 +387,4 @@ def _seen(plan: FederationPlan) -> str:
 
 def _of_all(plan: FederationPlan) -> str:
     agreed = "  Statistics that the sites have agreed on." if plan.experiment.data.scale == "federated" else ""
-    return f"What is true of all records together, which is what was learned; which sites took part.{agreed}"
+    return f"Properties of all records together, which the model learned; which sites took part.{agreed}"

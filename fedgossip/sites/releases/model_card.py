@@ -123,7 +123,7 @@ def _words(body: Iterable[Markup | None]) -> Markup | None:
 
 def _use(release: Release, evaluation: Evaluation | None) -> Markup | None:
     return section(
-        "What it is for",
+        "Intended use",
         *(paragraph(part) for part in release.use.split("\n\n")),
         facts_table("The study", [(what.capitalize(), text, "") for what, text in release.study])
         if release.study
@@ -189,13 +189,13 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
 
 def _how_exact(evaluation: Evaluation) -> str:
     if not (noise := evaluation.layout.noise):
-        exact = "exact, but for the AUROC, whose bound stands beside it"
+        exact = "exact, except the AUROC, with its bound"
         return f"By sums over the sites' own records: {exact}; in brackets 95 % intervals."
     added = f"with noise of {number(noise)} times what one record can add on each site's"
     return f"By sums over the sites' own records, {added}: ± covers 95 % of what it moves."
 
 
-OUTCOME_HEADS = ("AUROC", "Brier score", "said, on average", "were", "calibration error")
+OUTCOME_HEADS = ("AUROC", "Brier score", "mean prediction", "were", "calibration error")
 
 
 def _outcomes(found: Iterable[OutcomeFigures]) -> Markup | None:
@@ -245,7 +245,7 @@ def _calibration(outcome: OutcomeFigures) -> str | None:
         axes.plot([0, 1], [0, 1], color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="said what was")
         x, y = zip(*points, strict=True)
         axes.plot(x, y, color=BLUE, marker="o", markersize=5, linestyle="none", label="the model")
-        axes.set_xlabel("said, on average")
+        axes.set_xlabel("mean prediction")
         axes.set_ylabel("were")
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.03, 1.03)
@@ -311,7 +311,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
     if evaluation is None:
         return None
     if not evaluation.groups:
-        return section("For groups of records", paragraph("No groups were told apart (data.groups).", "notice"))
+        return section("For groups of records", paragraph("No groups were distinguished (data.groups).", "notice"))
     single = len(evaluation.layout.outcomes) == 1
     heads = [evaluation.layout.group_column, "Records", evaluation.layout.score, "loss"]
     heads += list(OUTCOME_HEADS[:4]) if single else []
@@ -321,7 +321,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
         if single:
             row += _figures(group.outcomes[0])[:4] if group.outcomes else [NOTHING] * 4
         rows.append(row)
-    few = f"Groups of fewer than {evaluation.suppress} records, or at fewer than three sites, are not told: {NOTHING}."
+    few = f"Not published: groups of fewer than {evaluation.suppress} records, or at fewer than three sites: {NOTHING}."
     return section("For groups of records", paragraph(few), table(heads, rows, len(heads) - 1))
 
 
@@ -349,19 +349,19 @@ def _between(low: float, high: float) -> str:
 def _membership(evaluation: Evaluation | None) -> Markup | None:
     if evaluation is None:
         return None
-    return section("Does it tell which records it was trained on?", _tested(evaluation))
+    return section("Does it reveal which records it was trained on?", _tested(evaluation))
 
 
 def _tested(evaluation: Evaluation) -> Markup:
     membership = evaluation.membership
     if membership is None and evaluation.layout.kept:
         alone = "each site tests it alone, by fedgossip privacy membership"
-        return paragraph(f"Not told: under a budget nothing is told of a site's own test; {alone}.", "notice")
+        return paragraph(f"Not published: under a budget a site's own test is not published; {alone}.", "notice")
     if membership is None:
         return paragraph("Not tested: no site has kept records apart from its training.", "notice")
     if membership.flagged:
         by = f"FLAGGED by {membership.flagged} of {membership.tested} sites"
-        words = f"{by}: the model tells which records it was trained on."
+        words = f"{by}: the model reveals which records it was trained on."
         return paragraph(words, "notice")
     if not membership.tested:
         return paragraph("Not tested: no site has enough records, 20 trained on and 20 others.", "notice")
@@ -431,7 +431,7 @@ def _lineage(release: Release) -> Markup | None:
             [
                 ("Plan", release.plan[:HASH], "sha256 of plan.json, which is in the release"),
                 ("Statistics", release.agreed[:HASH] or NOTHING, "sha256 of agreed.json"),
-                ("Signed by", release.signer[:HASH], "the key of who made this release"),
+                ("Signed by", release.signer[:HASH], "the key of this release's author"),
             ],
         ),
         table(["Approved by", "Person", "On", "Until", "Key"], approvals, 0)
@@ -457,7 +457,7 @@ def _withdrawal() -> Markup | None:
 
 def _logs(release: Release) -> Markup | None:
     if not release.logs:
-        return section("Logs", paragraph("There are none: a simulation, or nobody's logs were given.", "notice"))
+        return section("Logs", paragraph("There are none: a simulation, or no logs were given.", "notice"))
     rows = [[one.what, "sound" if one.sound else "NOT sound", one.told, one.file] for one in release.logs]
     sound = sum(one.sound for one in release.logs)
     return section(

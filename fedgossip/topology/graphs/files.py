@@ -214,7 +214,7 @@ def _nodes_of(described: GraphFile, path: Path) -> tuple[int, tuple[str, ...] | 
 def _from_arcs(described: GraphFile, path: Path) -> Mixing:
     arcs = described.arcs or []
     if not arcs or described.edges is not None or described.weights is not None:
-        text = f"{path}: arcs, which bring their weights, beside edges or weights" if arcs else f"{path}: no arcs"
+        text = f"{path}: arcs, which have their own weights, with edges or weights" if arcs else f"{path}: no arcs"
         raise ConfigError(text, "Give arcs = [[u, v, weight], ...] alone, with nodes or n.")
     n, labels = _nodes_of(described, path)
     ends = np.array([(_id(one, labels, path), _id(other, labels, path)) for one, other, _ in arcs], np.int64)
@@ -410,7 +410,7 @@ def _words(bare: str, mark: str, path: Path, line: int) -> list[str]:
         if word.startswith("#") and not quoted:
             if place < 2:
                 text = f"{path}, line {line}: {word!r} begins a comment, or is the name of a node"
-                raise ConfigError(text, f'Write a comment behind an edge, and such a name in quotes: "{word}".')
+                raise ConfigError(text, f'Write a comment after an edge, and such a name in quotes: "{word}".')
             return words[:place]
         if "," in word.strip(",") and not quoted and not word.startswith("("):
             text = f"{path}, line {line}: {word!r} holds a comma"
@@ -425,9 +425,7 @@ def _data(text: str, path: Path, line: int) -> list[str]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path}, line {line}: what it says of the edge cannot be read", "Write: u v {'weight': 0.25}."
-        )
+        raise ConfigError(f"{path}, line {line}: the edge's attributes cannot be read", "Write: u v {'weight': 0.25}.")
     return [str(found["weight"])] if "weight" in found else []
 
 

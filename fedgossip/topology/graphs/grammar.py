@@ -66,7 +66,7 @@ class Request:
     def plain(self) -> None:
         """Raise ConfigError for an argument after a colon that this family does not take."""
         if self.arguments:
-            raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
+            raise ConfigError(f"graph {self.spec!r}: nothing may follow the colon", f"Write it as {self.form}.")
 
     def graph(self, spec: str) -> Topology:
         """Return the graph named after the colon.  Raises ConfigError as `resolve` does."""
@@ -394,7 +394,7 @@ FAMILIES: dict[str, Family] = {
     "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
     "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
     "spanning-tree": Family("spanning-tree:karate", "a tree of shortest ways out of a graph", _spanning_tree),
-    "none": Family("none", "no edge at all: everybody learns alone", _sized(families.empty)),
+    "none": Family("none", "no edge: every node learns alone", _sized(families.empty)),
 }
 
 WEIGHTED: dict[str, Weighted] = {
@@ -444,7 +444,7 @@ SCHEDULES: dict[str, TimeVarying] = {
         "matcha:0.5:regular:4", "half of a graph's matchings per round, critical links more often", _matcha, ()
     ),
     "leja": TimeVarying("leja:torus:4x4", "one graph, weights that end at the exact mean; may be negative", _leja, ()),
-    "shuffled": TimeVarying("shuffled:ring", "a graph whose nodes get new places in every round", _shuffled, ANY),
+    "shuffled": TimeVarying("shuffled:ring", "a graph with a new random placement in every round", _shuffled, ANY),
     "every": TimeVarying("every:10:complete:ring", "the first graph in every 10th round, else the second", _every, ANY),
 }
 

@@ -250,7 +250,7 @@ def _check_pairs(n: int, pairs: IntArray, name: str) -> None:
         u, v = pairs[outside.any(axis=1)][0]
         raise ConfigError(
             f"graph {name!r}: edge ({u}, {v}), but the nodes are 0..{n - 1}",
-            f"Number the nodes from 0, or say that there are {max(u, v) + 1} of them.",
+            f"Number the nodes from 0, or declare {max(u, v) + 1} of them.",
         )
     loops = pairs[:, 0] == pairs[:, 1]
     if loops.any():

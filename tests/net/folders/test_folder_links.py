@@ -236,7 +236,7 @@ def test_a_mount_point_without_its_mount_is_reported_and_nothing_is_written_ther
     pair.sent(1, first=1)
     found = [event for one in pair.links for event in one.poll(0) if isinstance(event, Rejected)]
     assert {one.reason for one in found} <= {"folder_2"} and list(pair.root.iterdir()) == []
-    with pytest.raises(NetworkError, match="nothing of this run is there") as refused:
+    with pytest.raises(NetworkError, match="no file of this run exists there") as refused:
         pair.opened(0)
     assert "Mount it" in refused.value.advice and list(pair.root.iterdir()) == []
     pair.root.rmdir()

@@ -83,7 +83,7 @@ def test_the_bits_are_the_simulators(content: dict[str, object], place: Path) ->
         (gossip() | {"topology": {"n": 4, "graph": "complete"}, "algorithm": {"private": True}}, "private gossip"),
         (
             learned(coordinator={"clients": 3, "privacy": {"unit": "client", "noise": 1.0, "max_epsilon": 50.0}}),
-            "a run with a budget of privacy",
+            "a run with a privacy budget",
         ),
         (learned(parallel={"workers": 2}), r"a run of \[parallel\]"),
     ],

@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "momentum with adam",
         "momentum belongs to sgd",
     ),
-    "[algorithm] beside [parallel]": (
+    "[algorithm] with [parallel]": (
         '[parallel]\nworkers = 4\n[algorithm]\nname = "dsgd"\n',
         "[algorithm] is a section of other runs",
         "parallel.method",

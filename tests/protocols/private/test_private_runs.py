@@ -191,7 +191,7 @@ def test_a_life_that_cannot_know_what_was_masked_is_refused(tmp_path: Path) -> N
     desk = Desk(tmp_path)
     desk.life()
     desk.path.unlink()
-    with pytest.raises(ResumeError, match="nothing tells which rounds"):
+    with pytest.raises(ResumeError, match="are unknown"):
         desk.life(Checkpoint(9, {MODEL: vector(6)}), resume=True)
 
 

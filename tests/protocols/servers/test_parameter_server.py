@@ -310,7 +310,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_push": 2}, "n_push = 2 at staleness 0, whose clocks count every gradient"),
     ({"n_fetch": 4, "n_push": 2, "staleness": "async"}, "n_push = 2 is no multiple of n_fetch = 4"),
     ({"n_push": 3, "staleness": "async"}, "n_push = 3 for 8 rounds: the last gradients would reach no server"),
-    ({"n_push": 2, "staleness": "async", "pull_codec": "bf16"}, "n_push = 2 beside a codec"),
+    ({"n_push": 2, "staleness": "async", "pull_codec": "bf16"}, "n_push = 2 with a codec"),
 ]
 
 
@@ -323,11 +323,11 @@ def test_values_that_cannot_be_are_refused_by_name(server: dict[str, Any], words
 def test_what_does_not_fit_together_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError, match="lars goes by whole tensors"):
         load_experiment(quadratic(parallel={"descent": "lars"}))
-    with pytest.raises(ConfigError, match=r"servers = 2 beside parallel\.method"):
+    with pytest.raises(ConfigError, match=r"servers = 2 with parallel\.method"):
         load_experiment(star(quadratic()) | {"parallel": {"workers": 2, "server": {"servers": 2}}})
     with pytest.raises(ConfigError, match="5 servers for a model of 3 elements"):
         simulate(quadratic(servers=5, task={"dim": 3}))
-    with pytest.raises(ConfigError, match="stacked arrays have none"):
+    with pytest.raises(ConfigError, match="stacked arrays have no time"):
         simulate(quadratic(server={"staleness": "async"}), engine="stacked")
 
 

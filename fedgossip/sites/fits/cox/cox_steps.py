@@ -87,7 +87,7 @@ class FittedHazards:
     def __init__(self, layout: CoxLayout, x: Vector) -> None:
         """Raises ConfigError for a vector that is no state."""
         if x.shape != (length_of(layout),) or x.dtype != np.float64:
-            raise ConfigError("what came holds no fit", "Were all started with the same experiment file?")
+            raise ConfigError("the received state holds no fit", "Were all started with the same experiment file?")
         self.layout, self.x = layout, np.array(x)
         self._views, begin = dict[str, npt.NDArray[np.floating]](), 0
         for name, shape in _shapes(layout).items():
@@ -289,7 +289,7 @@ class FittedHazards:
                 fits = after.stage in (RISK, OVER) and self._alike(after, ("stage", "squares"))
             case _:
                 fits = False
-        return "" if fits else "the point is not that of the step, or what was fixed before is not what it was"
+        return "" if fits else "the point is not that of the step, or fixed values have changed"
 
     def is_level(self) -> bool:
         """Whether the means of records at risk, if present, are those of a point without gradient."""

@@ -190,7 +190,9 @@ class CoxLayout:
         """Return the numbers of a sum.  Raises ConfigError for a vector without such numbers."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no sums of hazards", "Were all started with the same experiment file?")
+            raise ConfigError(
+                "the received vector holds no sums of hazards", "Were all started with the same experiment file?"
+            )
         return integers_of(words)
 
     # --- contents of sums ------------------------------------------------------------------------------------------

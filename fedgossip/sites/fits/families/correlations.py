@@ -48,7 +48,7 @@ class Correlations:
         for one in shown:
             if one.missing != 0 or one.precision or one.common:
                 text = f"column {one.name!r}: empty cells, or moments that the statistics withhold or round"
-                raise ConfigError(text, f"Products of it would tell of few records: leave it out, drop={one.name}.")
+                raise ConfigError(text, f"Products of it would disclose few records: leave it out, drop={one.name}.")
         if not 2 <= len(shown) <= COLUMNS or agreed.records < RECORDS_EACH * len(shown):
             text = f"correlations of {len(shown)} columns of {agreed.records} records"
             raise ConfigError(text, f"There are 2 to {COLUMNS} columns, and {RECORDS_EACH} records for each.")

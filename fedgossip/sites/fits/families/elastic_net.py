@@ -94,7 +94,7 @@ def options_of(options: Mapping[str, str]) -> NetOptions:
     l1 = option_number(of, "l1", options.get("l1", "1"), 0.0, 1.0)
     if "lambda" in options:
         if extra := {"path", "folds"} & options.keys():
-            raise ConfigError(f"elastic-net: {min(extra)} beside lambda", "Fit that lambda, or choose one of a path.")
+            raise ConfigError(f"elastic-net: {min(extra)} with lambda", "Fit that lambda, or choose one of a path.")
         return NetOptions(family, l1, option_number(of, "lambda", options["lambda"], 0.0, 1e6), 1, 0)
     path, folds = (round(option_number(of, name, options.get(name, many), 2, most)) for name, many, most in (
         ("path", "10", MOST), ("folds", "5", MOST // 5)
@@ -280,7 +280,9 @@ class ElasticNet:
         opened = sum(block.size for one in self.numbers(d) for block in one.values())
         if opened > (held := agreed.records * (len(d.columns) + 1)):
             text = f"up to {opened:,} numbers of sums, of {agreed.records} records with {held:,}"
-            raise ConfigError(text, "They would tell of single records: path=5, folds=3, lambda=0.1, or fewer columns.")
+            raise ConfigError(
+                text, "They would disclose single records: path=5, folds=3, lambda=0.1, or fewer columns."
+            )
         return d
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
@@ -313,7 +315,7 @@ class ElasticNet:
             text = f"column {d.outcome!r} holds {wrong} numbers that are not {family.of}"
             raise ConfigError(text, f"A {family.title} model is of {family.of}; family=linear is of any.")
         if len(found.x) < (few := d.suppress * max(1, o.folds)):
-            text = f"{len(found.x)} records for {o.folds} folds: sums of each would tell of few"
+            text = f"{len(found.x)} records for {o.folds} folds: sums of each would disclose few"
             raise ConfigError(text, f"{few} are needed here, or fewer folds=.")
         return found
 

@@ -259,7 +259,9 @@ class FamilyLayout:
         """Return the sums of each round.  Raises ConfigError for an invalid vector."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no sums of a fit", "Were all started with the same experiment file?")
+            raise ConfigError(
+                "the received vector holds no sums of a fit", "Were all started with the same experiment file?"
+            )
         numbers, at, found = integers_of(words), 0, list[PooledRound]()
         for one in self.blocks:
             of = dict[str, npt.NDArray[Any]]()

@@ -216,7 +216,7 @@ class LikelihoodFamily:
             )
         d = regression_design(self.name, options, agreed)
         if agreed.records < RECORDS_EACH * (many := len(self.of.names(d))):
-            text = f"{agreed.records} records for {many} parameters: sums of products would tell of single ones"
+            text = f"{agreed.records} records for {many} parameters: sums of products would disclose single ones"
             raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each are needed.")
         return d
 

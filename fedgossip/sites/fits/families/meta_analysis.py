@@ -69,7 +69,7 @@ class MetaAnalysis:
             wanted = "two classes" if family == "logistic" else 'numbers, with task.kind = "regression"'
             raise ConfigError(f"meta-analysis?family={family}: another label", f"It is of one label of {wanted}.")
         if agreed.sites < LEAST:
-            text = f"a meta-analysis of {agreed.sites} sites: its sums would tell of each site's own estimates"
+            text = f"a meta-analysis of {agreed.sites} sites: its sums would disclose each site's own estimates"
             raise ConfigError(text, f"It takes {LEAST} sites or more; glm fits all records of fewer together.")
         return regression_design(self.name, options, agreed)
 
@@ -105,7 +105,7 @@ class MetaAnalysis:
 
     def uneven(self, d: FamilyDesign, site: SiteEstimates, round: int, pooled: Sequence[PooledRound]) -> str:  # noqa: ARG002
         few = round and 0 < pooled[0].sites < LEAST
-        return f"fewer than {LEAST} sites are in the sums, which would tell of each one's estimates" if few else ""
+        return f"fewer than {LEAST} sites are in the sums, which would disclose each one's estimates" if few else ""
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
         from scipy import special
@@ -115,7 +115,7 @@ class MetaAnalysis:
             return None
         k = first.sites
         if k < LEAST:
-            text = f"a meta-analysis of {k} sites: its sums would tell of each site's own estimates"
+            text = f"a meta-analysis of {k} sites: its sums would disclose each site's own estimates"
             raise TrainingError(text, f"It takes {LEAST} sites or more.")
         fixed, q, tau2 = _fixed(first)
         w, deviation = second["weights"], np.array(d.deviation)

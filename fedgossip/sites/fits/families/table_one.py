@@ -78,7 +78,7 @@ class TableOne:
             raise ConfigError(text, "Take a column of fewer categories.")
         if by and (few := [name for name, count in zip(groups, words[by].counts, strict=True) if count is None]):
             text = f"by={by}: {', '.join(few[:5])} of under {agreed.suppress} records, or at too few sites"
-            raise ConfigError(text, "Figures of such a group would tell of its records: put categories together.")
+            raise ConfigError(text, "Figures of such a group would disclose its records: merge categories.")
         shown = [one for one in agreed.columns if one.name != by and (one.categories or one.deviation)]
         plain = [one for one in shown if not one.is_coded]
         return FamilyDesign(
@@ -144,7 +144,7 @@ class TableOne:
         sizes = [int(one) for one in of["groups"]]
         if any(0 < one < d.suppress for one in sizes):
             text = f"a group of {d.outcome} has fewer than {d.suppress} records at the sites that took part"
-            raise TrainingError(text, "Its figures would tell of them: agree again with these sites.")
+            raise TrainingError(text, "Its figures would disclose them: agree again with these sites.")
         rows: list[list[Cell]] = [["records", *map(str, sizes), None, None]]
         tests, means = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
         known_columns = {one.name: one for one in agreed.columns}

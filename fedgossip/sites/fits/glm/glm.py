@@ -239,7 +239,7 @@ def start(family: ExponentialFamily, records: int, total: float, columns: int, e
     mean = total / (records if exposed is None else exposed)
     if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
         text = f"all {records} records have the same outcome"
-        raise TrainingError(text, "There is nothing to tell them apart by: look at the label.")
+        raise TrainingError(text, "The columns cannot separate them: look at the label.")
     point = np.zeros(columns + 1)
     point[0] = family.link(mean)
     return Newton(point, point)

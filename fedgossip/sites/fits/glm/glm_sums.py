@@ -312,7 +312,9 @@ class GlmLayout:
         """
         words = words_in(pooled)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no sums of a fit", "Were all started with the same experiment file?")
+            raise ConfigError(
+                "the received vector holds no sums of a fit", "Were all started with the same experiment file?"
+            )
         numbers = integers_of(words)
         if not numbers[1]:
             return None

@@ -257,9 +257,11 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
 def _too_few(d: CurveDesign, events: int, suppress: int) -> TrainingError:
     if not events:
         text = f"no record has its event, {d.event} = 1, until {d.grid[-1]:g}"
-        return TrainingError(text, "Take later times in model.source, if there are events behind them.")
+        return TrainingError(text, "Take later times in model.source, if there are events after them.")
     text = f"fewer than {suppress} records have their event, {d.event} = 1, or fewer are left after it"
-    return TrainingError(text, "So few are not told (data.suppress): take later times in model.source, or more sites.")
+    return TrainingError(
+        text, "So few are not published (data.suppress): take later times in model.source, or more sites."
+    )
 
 
 def _curve(

@@ -128,7 +128,9 @@ class CurveLayout:
         """Return the numbers of a vector by their names.  Raises ConfigError for an invalid vector."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
-            raise ConfigError("what came holds no counts of times", "Were all started with the same experiment file?")
+            raise ConfigError(
+                "the received vector holds no counts of times", "Were all started with the same experiment file?"
+            )
         return dict(zip(self.bounds, integers_of(words), strict=True))
 
     def counts(self, numbers: Numbers, group: str = ALL) -> TimeCounts:

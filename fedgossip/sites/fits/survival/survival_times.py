@@ -82,7 +82,7 @@ def checked_times(
         text = f"column {event!r} holds something else than 0 and 1"
         raise ConfigError(text, "1: the event was seen at that time; 0: it was not seen until then.")
     if (times > grid[-1]).all():
-        text = f"column {time!r}: all times are behind the last of the grid, {grid[-1]:g}"
+        text = f"column {time!r}: all times are after the last of the grid, {grid[-1]:g}"
         raise ConfigError(text, "Are they in the same unit at all sites?  Else take later times in model.source.")
 
 
