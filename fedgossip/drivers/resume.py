@@ -86,7 +86,7 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
         raise ResumeError(f"{run}: its privacy budget has ended this run", advice)
     if _status(run) in WHOLE and experiment.rounds == stored.rounds:
         advice = "Start a new run." if stored.rounds == ENDLESS else "It can have more rounds: --set rounds=N."
-        raise ResumeError(f"{run}: this run has come to its end", advice)
+        raise ResumeError(f"{run}: this run has ended", advice)
     return compose.plan(experiment)
 
 

@@ -282,7 +282,7 @@ def _advice_on(path: Path) -> str:
     new = "Give a new folder with --out, or none to have one made."
     simulated_loops = (path / LAUNCHED).exists() and not is_launched(path)  # each time from their beginning
     stopped = ((path / INCOMPLETE).exists() or (path / SUMMARY).exists()) and not simulated_loops
-    return f"To go on with it: {resume_line(path)}.  {new}" if stopped else new
+    return f"To resume it: {resume_line(path)}.  {new}" if stopped else new
 
 
 def resume_line(path: Path) -> str:

@@ -287,7 +287,7 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
         ),
         ("who sees it", _sentence(terms.seen)),
         ("budget", _budget(e.get("coordinator", {}).get("privacy"), terms.budget)),
-        ("own code", _list_files(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
+        ("own code", _list_files(statement.code) or "None: only fedgossip and its installed libraries run."),
         ("common files", _list_files(statement.files) or "None."),
         ("version", f"fedgossip {statement.version}"),
         ("by telephone", spoken(statement.hash)),
