@@ -14,6 +14,9 @@ from typing import Any, Protocol, TypeVar
 DEPTH_MAX = 32
 """Maximum depth of nested lists and maps.  fedgossip writes at most 9."""
 
+INTEGER_BITS = 64
+"""Maximum number of bits of a whole number in TOML, whose standard has as many: Python prints no longer ones."""
+
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}{_PART}")
 """A dotted key of TOML with more parts than `DEPTH_MAX`."""
@@ -75,6 +78,8 @@ def from_toml(text: str) -> dict[str, Any]:
 
 def _parts(value: Any) -> Iterator[Any]:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if any(isinstance(one, int) and one.bit_length() > INTEGER_BITS for one in inner):
+        raise tomllib.TOMLDecodeError(f"a whole number of more than {INTEGER_BITS} bits")
     return (one for one in inner if isinstance(one, dict | list))
 
 

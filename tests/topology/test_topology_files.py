@@ -117,6 +117,8 @@ def test_a_file_may_be_directed(tmp_path):
         (("n = 4", "n = 4\nnode = 3"), ("node",)),
         (("n = 4", 'n = "four"'), ("n",)),
         (("n = 4", ""), ("not given", "nodes or n")),
+        (("n = 4", "n = 4\na" + ".a" * 10_000 + " = 1"), ("more than 32 deep",)),
+        (("n = 4", "n = 0x" + "f" * 6000), ("more than 64 bits",)),
         (("n = 4", "n = 1000000000"), ("1000000000 nodes; a file has at most",)),
         (('source = "made up"', 'source = " "'), ("source",)),
         (('source = "made up"\n', ""), ("source",)),

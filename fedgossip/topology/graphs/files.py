@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from fedgossip.base import outside_files
 from fedgossip.base.cells import number_in
+from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.topology.graphs import grammar, graph_formats
 from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
@@ -141,14 +143,14 @@ def read(path: Path) -> GraphFile:
     """
     text = text_of(path)
     try:
-        given = msgspec.toml.decode(text, type=dict[str, Any])
+        given = from_toml(text)
         if missing := [key for key in ("name", "title", "source") if not str(given.get(key, "")).strip()]:
             text = f"{path}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing or empty"
             raise ConfigError(
                 text, "name is a word, title what it is, source where it is from: a paper, a map, yourself."
             )
-        described = msgspec.toml.decode(text, type=GraphFile)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        described = msgspec.convert(given, GraphFile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}", "See topologies/abilene.toml for every field a graph may have.") from None
     return described
 
