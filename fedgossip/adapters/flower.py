@@ -63,8 +63,11 @@ class SecureSumMod:
 
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Return the reply.  Raises RoundAbandoned (POLICY) for training without an invitation to a secure sum."""
-        if message.metadata.message_type.split(".")[0] != "train":
-            return call_next(message, context)
+        if (kind := message.metadata.message_type).split(".")[0] != "train":
+            reply = call_next(message, context)
+            if not reply.has_error() and reply.content.array_records:  # a server that lies asks by any other name
+                raise RoundAbandoned(Reason.SCHEMA, f"the reply to {kind[:40]!r} would send arrays in the clear")
+            return reply
         asked = message.content.pop(RECORD, None)
         if asked is None:
             raise RoundAbandoned(Reason.POLICY, "a message of training without an invitation to a secure sum")

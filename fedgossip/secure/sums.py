@@ -27,7 +27,7 @@ import numpy.typing as npt
 from fedgossip.base.decoding import UnreadableError, from_msgpack
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames, server
-from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.encoding import SumEncoding, SumResult, Values
 from fedgossip.secure.fixed_point import RING_BITS, Quantised, little
@@ -101,6 +101,17 @@ class _SavedClient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 _SAVED = msgspec.msgpack.Decoder(_SavedClient)
 
 
+ROUNDS = 1 << 53
+"""Number of rounds that there may be."""
+
+
+def _bytes_of(frame: object) -> bytes:
+    """Return a frame.  Raises ProtocolError for what is none: bytes() of a number has as many zeros."""
+    if not isinstance(frame, bytes | bytearray | memoryview):
+        raise ProtocolError("a frame that is not of bytes")
+    return bytes(frame)
+
+
 class SumClient:
     """One participant of secure sums.
 
@@ -164,8 +175,11 @@ class SumClient:
 
         Raises RoundAbandoned (SCHEMA, OVERFLOW) for values outside of the encoding; nothing is set then.
         """
+        if isinstance(round, bool) or not isinstance(round, int | np.integer) or not 0 <= round < ROUNDS:
+            # of a framework's message, so of a server that may lie: in the state, it could not be read again
+            raise RoundAbandoned(Reason.SCHEMA, "a round that is no whole number")
         part = self.encoding.encode(values, weight, metrics or {}, self._entropy)
-        self._given = _Given(round, bytes(little(part.values)), part.fingerprint)
+        self._given = _Given(int(round), bytes(little(part.values)), part.fingerprint)
 
     def answer(self, frame: bytes, model: bytes = b"") -> bytes | None:
         """Return the reply to a frame of the server; a repeated frame has the same reply.
@@ -173,7 +187,7 @@ class SumClient:
         `model`: bytes that the round's values depend on, compared for an invitation.  Raises ProtocolError,
         RoundAbandoned, and ConfigError before the values are given.
         """
-        frame = bytes(frame)
+        frame = _bytes_of(frame)
         if self._session and frame == self._session.frames[-1]:
             return self._reply
         if self._step is not None:
@@ -329,6 +343,7 @@ class SumServer:
 
         Raises ProtocolError for a frame that changes nothing, RoundAbandoned where the round ends without a sum.
         """
+        frame = _bytes_of(frame)
         match self._step:
             case None:
                 raise frames.refused(client, "a frame where no round is in progress")
@@ -337,9 +352,9 @@ class SumServer:
                 if len(frame) <= size:
                     raise frames.refused(client, f"a frame of {len(frame)} bytes; {size} are of its vector")
                 words = np.frombuffer(frame, "<u4", self.encoding.ring.words, len(frame) - size)
-                step.take_whole(client, bytes(frame[:-size]), words)
+                step.take_whole(client, frame[:-size], words)
             case step:
-                step.take(client, bytes(frame))
+                step.take(client, frame)
         return {} if self.waiting else self.close()
 
     def close(self) -> dict[int, bytes]:

@@ -191,6 +191,23 @@ def test_training_without_an_invitation_is_refused_by_the_client() -> None:
     assert all("POLICY" in reply.error.reason for reply in grid.send_and_receive(messages))
 
 
+@pytest.mark.parametrize("asked", ["evaluate", "query", "evaluate.best"])
+def test_a_reply_by_another_name_sends_no_arrays(asked: str) -> None:
+    """The server chooses the type of a message, and an app may hold its model ready for another strategy."""
+
+    def ready(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(2))})}), reply_to=message)
+
+    def app() -> ClientApp:
+        made, (kind, *name) = ClientApp(mods=[SecureSumMod(lambda context, state: None)]), asked.split(".")  # type: ignore[arg-type, return-value]
+        getattr(made, kind)(*name)(ready)
+        return made
+
+    grid = ProcessGrid(app)
+    (answer,) = grid.send_and_receive([Message(RecordDict(), 1002, asked)])
+    assert "SCHEMA" in answer.error.reason and "arrays in the clear" in answer.error.reason and not grid.sent
+
+
 def test_a_reply_in_the_clear_is_left_out() -> None:
     def mixed() -> ClientApp:
         return app_of(lambda message, context, inner: apps[context.node_config["number"] == 2](message, context))

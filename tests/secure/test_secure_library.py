@@ -281,6 +281,25 @@ def test_values_that_are_due_are_asked_for_and_the_session_goes_on() -> None:
     assert masked is not None and crew.server.take(0, masked) == {} and 0 not in crew.server.waiting
 
 
+@pytest.mark.parametrize("round", [True, "1", b"1", 1.5, -1, 1 << 64, None])
+def test_a_round_that_is_none_stays_out_of_the_state(round: Any) -> None:
+    """A server of a framework names the round; a state that cannot be read again is a memory that is lost."""
+    client = client_of(0)
+    with pytest.raises(RoundAbandoned, match="no whole number"):
+        client.give(round, [1, 1, 1])
+    assert client_of(0, state=client.state).answer(server_of().begin(1, range(3))[0])
+
+
+@pytest.mark.parametrize("frame", [1 << 40, True, "x", [1], None])
+def test_a_frame_that_is_not_of_bytes_takes_no_memory(frame: Any) -> None:
+    with pytest.raises(ProtocolError, match="not of bytes"):
+        client_of(0).answer(frame)
+    server = server_of()
+    server.begin(1, range(3))
+    with pytest.raises(ProtocolError, match="not of bytes"):
+        server.take(0, frame)
+
+
 @pytest.mark.parametrize("state", [b"x", b"\x93\xc0\xc0\xc0"])
 def test_a_damaged_state_is_refused_in_one_line(state: bytes) -> None:
     with pytest.raises(ConfigError, match="damaged"):
