@@ -119,6 +119,10 @@ __all__ = [
 loops = sys.modules[f"{__name__}.loops"] = ModuleType(f"{__name__}.loops", "Callbacks of trainers, one per library.")
 loops.__path__ = [str(Path(__file__).parent / "drivers" / "loops")]
 
+# by this name programs of users import errors; loaded at their use, so that importing fedgossip is cheap
+errors = sys.modules[f"{__name__}.errors"] = ModuleType(f"{__name__}.errors", "The errors that fedgossip raises.")
+errors.__dict__["__getattr__"] = lambda name: getattr(importlib.import_module(f"{__name__}.base.errors"), name)
+
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:

@@ -535,3 +535,11 @@ def test_the_nearest_size_of_a_graph_is_named_once() -> None:
     with pytest.raises(ConfigError) as refused:
         fedgossip.resolve("none", 0)
     assert refused.value.advice == "Nearest sizes that it has: 1."
+
+
+def test_a_program_finds_all_errors_at_one_name() -> None:
+    from fedgossip.errors import ResumeError  # type: ignore[import-not-found]
+
+    assert ResumeError.exit_code == 8 and fedgossip.errors.FedgossipError is fedgossip.FedgossipError
+    with pytest.raises(AttributeError):
+        _ = fedgossip.errors.NoError

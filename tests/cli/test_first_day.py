@@ -25,7 +25,7 @@ from fedgossip.base.scores import Score
 from fedgossip.cli import cli
 from fedgossip.cli.init import TEMPLATES
 from fedgossip.cli.people.invited import NewRows, ended_script
-from fedgossip.cli.run.run import _best, facts
+from fedgossip.cli.run.run import _best, _reached, facts
 from fedgossip.core.machine import PeerJoined, Received, Report, Started
 from fedgossip.core.messages import MembershipUpdate
 from fedgossip.core.records import EventRow, NetworkRow, Row
@@ -276,6 +276,14 @@ def test_a_summary_names_the_round_whose_averaged_model_was_best() -> None:
     assert best_of(Score("rmse", better="lower"), rows) == {"best": {"round": 5, "score": 0.2}}
     assert best_of(Score("accuracy"), rows) == {"best": {"round": 0, "score": 0.5}}
     assert best_of(Score("accuracy"), [NetworkRow(0, 3, 0.0, 0)]) == {}
+
+
+@pytest.mark.parametrize("mode", ["federated", "gossip"])
+def test_scores_of_participants_alone_are_shown_where_no_averaged_model_was_measured(mode: str) -> None:
+    score = {"name": "accuracy", "averaged": None, "mean_peer": 0.5, "worst_peer": 0.25, "round": 3}
+    summary: Any = {"mode": mode, "n": 3, "rounds": 3, "test_loss": None, "score": score}
+    ((what, shown),) = _reached(summary)
+    assert what == "test accuracy" and "0.5000 mean" in shown and "0.2500 worst" in shown and "averaged" not in shown
 
 
 def test_the_terminal_and_the_report_name_the_best_round_where_the_model_is_another(tmp_path: Path) -> None:
