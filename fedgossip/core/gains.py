@@ -15,6 +15,9 @@ from fedgossip.core.run_summary import GainFacts
 PERSONAL, SHARED, ALONE = NAMES = "score_personal", "score_shared", "score_alone"
 """Names of logged scores: of the personal model, the received shared one, and one trained alone for as many steps."""
 
+NOT_MEASURED = "not measured: data.local_test keeps examples apart for that; a budget of privacy hides the scores"
+"""Why a run with personal models has no scores of them."""
+
 TENTH = 0.1
 
 BEHIND = OWN_TESTED, BEHIND_SHARED, BEHIND_ALONE = "own_tested", "behind_shared", "behind_alone"

@@ -321,7 +321,7 @@ def load_own(
 
 def check_drawn(source: str, test: Dataset, peer: int) -> None:
     """Raise ConfigError if a second call of the function returns other examples, and as `load_own` does."""
-    made_twice(source, lambda: _drawn(source, test, peer, None, standard=test.scale != "none"))
+    made_twice(f"client {peer}: {source}", lambda: _drawn(source, test, peer, None, standard=test.scale != "none"))
 
 
 def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:

@@ -243,7 +243,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
             train, _, shares = own_of(nodes)
             return train, shares
 
-        if draws:
+        if is_function(source):
             partitions.check_drawn(source, test, held[0])
         train, scaled, shares = own_of(() if draws else held)
         common = _common(e, test, scaled)

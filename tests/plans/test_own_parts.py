@@ -311,6 +311,15 @@ WRONG = {
         ("def part(): return np.random.rand(40, 3), np.arange(40) % 2", "two sets of examples"),
         ("part = lambda: (np.ones((40, 3)), np.arange(40) % 2)", "is a lambda"),
     ],
+    "client": [
+        (
+            """
+            def part(client): return np.random.rand(10, 64), np.arange(10)
+            def common(): return np.ones((10, 64)), np.arange(10)
+            """,
+            "client 0: .* two sets of examples",
+        ),
+    ],
     "model": [
         (MODEL + "    return net(4 + time.time_ns() // 1000 % 1000)", "two shapes"),
         (MODEL + "    return net(5, np.random.rand())", "two models for the same arguments: 1.weight differs"),
@@ -374,6 +383,10 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "task": lambda text: {"task": {"kind": text}},
     "metric": lambda text: {"task": {"kind": "quadratic", "metrics": [f"{text}?of=model"]}},
     "data": lambda text: {"data": {"source": text}},
+    "client": lambda text: {
+        "coordinator": {},
+        "data": {"source": text, "test": text.replace(":part", ":common"), "partition": {"kind": "own"}},
+    },
     "model": lambda text: {"model": {"source": text}},
     "loss": lambda text: {"task": {"loss": text}},
     "measure": lambda text: {"task": {"metrics": [text]}},

@@ -14,6 +14,7 @@ import pytest
 
 import fedgossip
 from fedgossip.base.errors import ConfigError
+from fedgossip.cli.run.run import facts as closing
 from fedgossip.core.gains import ALONE, PERSONAL, SHARED, gains_counted
 from fedgossip.core.records import PeerRow
 from fedgossip.data.partitions import kept_apart
@@ -135,6 +136,16 @@ def is_client(row: Any) -> bool:
     return isinstance(row, PeerRow) and row.peer < 4
 
 
+@pytest.mark.parametrize("kind", ["federated", "peers"])
+def test_personal_models_that_nothing_tests_are_named_so(kind: str, tmp_path: Path) -> None:
+    one: Content = {"rounds": 1, "train": {"local_steps": 1, "device": "cpu"}}
+    one |= {"coordinator": {"clients": 3, "personal": "ditto"}} if kind == "federated" else {}
+    one |= {"topology": {"graph": "ring", "n": 3}, "algorithm": {"personal": "ditto"}} if kind == "peers" else {}
+    run = fedgossip.simulate(one, out=tmp_path / "run", report=True)
+    assert dict(closing(run.summary, run.rows))["own models"].startswith("not measured: data.local_test")
+    assert "not measured: data.local_test" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     run = fedgossip.simulate(federated("ditto", secure={"on": False}), out=tmp_path / "run", report=True)
     last = [dict(found) for round, _, found in scores(run) if round == 4]
@@ -144,6 +155,12 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Who gains" in page and 'id="gains"' in page and "Other recorded numbers" not in page
     assert -1 < page.find("Own models, mean") < page.find("Global model") < page.find("What was learned")
+    rows = [text for name, text in closing(run.summary, run.rows) if name in ("own models", "")]
+    assert rows == [
+        f"{facts['mean_own']:.4f} the mean, {facts['worst_own']:.4f} the worst, each on its client's own examples",
+        f"of 4, {facts['behind_shared']} worse than the shared one and "
+        f"{facts['behind_alone']} worse than one trained alone",
+    ]
     assert run.summary["exchanged"] == "models" and not {"personal", "exchanged"} & {
         *fedgossip.simulate(federated(None)).summary
     }

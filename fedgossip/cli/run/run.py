@@ -377,8 +377,9 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
     what = f"{some(summary['clients'], 'client')}, {summary['algorithm']}, {some(summary['rounds'], 'round')}"
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
+    own = _own(summary)
     if summary["score"]["averaged"] is not None:
-        rows += [*_at_clients(record), *_compared(summary)]
+        rows += [*([] if own else _at_clients(record)), *own, *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
         spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or only clients know it
@@ -396,14 +397,20 @@ def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _own(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the scores of the peers' personal models."""
-    own = summary.get("personal")
-    if own is None and summary.get("exchanged") == "logits":
-        return [("own models", "not measured: data.local_test keeps examples apart for that")]
-    if own is None or own["mean_own"] is None:
+    """Return the scores of the participants' personal models, and how many are worse than others."""
+    from fedgossip.core.gains import NOT_MEASURED
+
+    if "exchanged" not in summary:
         return []
-    worst = "" if own["worst_own"] is None else f", {own['worst_own']:.4f} the worst"
-    return [("own models", f"{own['mean_own']:.4f} the mean{worst}, each on its peer's own examples")]
+    own = summary.get("personal")
+    if own is None:
+        return [("own models", NOT_MEASURED)]
+    found = [f"{own['mean_own']:.4f} the mean"] if own["mean_own"] is not None else []
+    found += [f"{own['worst_own']:.4f} the worst"] if own["worst_own"] is not None else []
+    rows = [("own models", f"{', '.join(found)}, each on its {roles_in(summary).one}'s own examples")] if found else []
+    behind = {"the shared one": own["behind_shared"], "one trained alone": own["behind_alone"]}
+    counted = [f"{count} worse than {name}" for name, count in behind.items() if count is not None]
+    return [*rows, *([("", f"of {own['tested']}, {' and '.join(counted)}")] if counted else [])]
 
 
 def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgossip.base.scores import Score
 from fedgossip.base.untrusted_text import line
-from fedgossip.core.gains import OwnScores, gain, gains_counted, gains_of
+from fedgossip.core.gains import NOT_MEASURED, OwnScores, gain, gains_counted, gains_of
 from fedgossip.core.records import LoggedPoint
 from fedgossip.core.run_summary import GainFacts
 from fedgossip.report.page import drawing
@@ -264,8 +264,8 @@ def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
     facts, shown, one = own_facts(run), run.summary.score.shown, run.roles.one
     word = run.summary.score.metric.word
     if facts is None:
-        if run.summary.distils:
-            yield "Own models", NOTHING, "not measured: data.local_test keeps examples apart for that"
+        if run.summary.exchanged:
+            yield "Own models", NOTHING, NOT_MEASURED
         return
     if facts["mean_own"] is not None:
         yield "Own models, mean", shown(facts["mean_own"]), f"{word}, each on its {one}’s own held-out examples"
