@@ -349,6 +349,64 @@ def test_lifelines_finds_the_same_hazards_that_are_not_proportional() -> None:
     assert [one.statistic for one in found.proportional[:3]] == pytest.approx(list(tested.test_statistic), rel=1e-6)
 
 
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def by_clusters(sites: Sequence[Pooled], clusters: Sequence[np.ndarray | None]) -> CoxFit:
+    more = {"cluster": "person"} if clusters[0] is not None else {}
+    layout = CoxLayout(msgspec.structs.replace(layout_of().design, errors="robust", **more))
+    machines = [SiteHazards(layout, replace(site_of(layout, one).records, cluster=of))
+                for one, of in zip(sites, clusters, strict=True)]  # fmt: skip
+    state = initial(layout)
+    for _ in range(rounds_of(layout)):
+        told = [layout.integers(requested_sums(one, state)) for one in machines]
+        state = stepped(layout, state, layout.vector([sum(one) for one in zip(*told, strict=True)]), SITES)
+    return fit_of(layout, state)
+
+
+def test_errors_by_clusters_of_equal_records_are_larger_by_the_root_of_two() -> None:
+    """Each record twice: a cluster's gradient is twice a record's, and there are half as many of them."""
+    sites = [tuple(np.repeat(one, 2, axis=0) for one in drawn(seed, 100)) for seed in range(SITES)]
+    together, alone = by_clusters(sites, [np.arange(200) // 2] * SITES), by_clusters(sites, [None] * SITES)  # type: ignore[arg-type]
+    assert together.clusters == 500 and alone.clusters is None and together.converged
+    wanted = [math.sqrt(2) * one.error for one in alone.coefficients if one.error]
+    assert [one.error for one in together.coefficients] == pytest.approx(wanted, rel=1e-10)
+
+
+def test_statsmodels_has_the_same_errors_by_clusters() -> None:
+    pytest.importorskip("pandas", reason="statsmodels needs it")
+    hazards = pytest.importorskip("statsmodels.duration.hazard_regression")
+    sites = [drawn(seed, 200) for seed in range(SITES)]
+    found = by_clusters(sites, [np.arange(200) // 3] * SITES)
+    x, index, events, _ = rounded(together(sites), [point.time for point in found.strata[0].points])
+    groups = np.concatenate([np.arange(200) // 3 + 100 * site for site in range(SITES)])
+    theirs = hazards.PHReg(index, x, status=events.astype(int), ties="breslow").fit(groups=groups)
+    assert [one.error for one in found.coefficients] == pytest.approx(list(theirs.bse), rel=1e-8)
+
+
+def test_clusters_are_of_robust_errors(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("*.csv"):
+        head, *rows = path.read_text().splitlines()
+        lines = [f"{row},p{place // 2}" for place, row in enumerate(rows)]
+        (tmp_path / path.name).write_text("\n".join([f"{head},person", *lines]) + "\n")
+    text = (folder / "hazards.toml").read_text().replace("label=days,died", "label=days,died&drop=person")
+    (tmp_path / "hazards.toml").write_text(text.replace("cox?", "cox?errors=robust&cluster=person&"))
+    assert (said := typed(["data", "agree", "hazards.toml"], tmp_path)).code == 0, said
+    asked = typed(["fit", "hazards.toml", "--dry-run", "--to", "no"], tmp_path)
+    assert "of products of gradients summed by person, and their number" in asked.out, asked
+    said = typed(["fit", "hazards.toml"], tmp_path)
+    assert said.code == 0 and "errors are robust, of 500 clusters by person" in said.out, said
+    found = msgspec.json.decode((tmp_path / "fits/hazards/fit.json").read_bytes(), type=CoxFit)
+    assert "errors are robust, of 500 clusters by person" in str(section_of(found))
+    for options, why in (
+        ("cluster=person", "clusters beside errors of single records"),
+        ("errors=robust&cluster=arm", "it is a column of the model, or its label"),
+    ):
+        source = f"model.source=cox?every=30&until=600&{options}"
+        said = typed(["fit", "hazards.toml", "--to", "no", "--set", source], tmp_path)
+        assert said.code == 2 and why in said.err, said
+
+
 # --- delayed entry ----------------------------------------------------------------------------------------------------
 
 

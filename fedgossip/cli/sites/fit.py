@@ -233,7 +233,7 @@ FEW_CLUSTERS = 40
 """Number of clusters below which a line reports that robust errors by them are too small."""
 
 
-def _errors(found: GlmFit) -> str:
+def _errors(found: GlmFit | CoxFit) -> str:
     if found.clusters is None:
         return f"errors are {found.design.errors}"
     few = ": few, so these errors are a little small" if found.clusters < FEW_CLUSTERS else ""
@@ -278,7 +278,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     if d.ties != "breslow":
         lines.append("events at one told time are taken one after another: ties are Efron's")
     lines += [cost] if (cost := cost_of_grid(found)) else []
-    lines += [f"errors are {d.errors}"] if d.errors else []
+    lines += [_errors(found)] if d.errors else []
     if d.ridge:
         lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
     if found.log_likelihood is not None:

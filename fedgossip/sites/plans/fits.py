@@ -307,6 +307,8 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     errors = options.pop("errors", "model")
     if errors not in ("model", cox_sums.ROBUST):
         raise ConfigError(f"model.source = {source!r}: errors={errors}", f"It is model or {cox_sums.ROBUST}.")
+    cluster = {"cluster": options.pop("cluster")} if "cluster" in options else {}
+    check_clusters(agreed, {"errors": errors, **cluster}, f"model.source = {source!r}")
     if errors == cox_sums.ROBUST and ties == EFRON:
         text = f"model.source = {source!r}: errors={errors} with ties={EFRON}"
         raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
@@ -329,6 +331,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
         errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET, entry=entry or msgspec.UNSET,
+        **cluster,
         suppress=agreed.suppress if codes else msgspec.UNSET,
     )  # fmt: skip
 
@@ -350,7 +353,8 @@ def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> Tim
     scale = zip(d.places, d.mean, d.deviation, strict=True)
     columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
     entered = None if entries is None else np.searchsorted(np.asarray(d.grid), entries, side="right")
-    return TimedRecords(columns, times, places_of(d.grid, times), events, strata, entries, entered)
+    cluster = read_clusters(file, agreed, d.cluster) if d.cluster else None
+    return TimedRecords(columns, times, places_of(d.grid, times), events, strata, entries, entered, cluster)
 
 
 def _cox_fit(layout: CoxLayout, agreed: AgreedTable, vector: Vector, least: int) -> CoxFit | None:

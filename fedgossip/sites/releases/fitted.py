@@ -92,9 +92,12 @@ def _tests(fit: GlmFit) -> Markup | None:
         words.append(f"{name}: {what} {number(one.statistic)} of {one.freedom}, p {number(one.p)}.")
     if fit.pearson is not None and fit.free > 0:
         words.append(f"Dispersion, X² over degrees of freedom: {number(fit.pearson / fit.free)}.")
-    of = f", of {fit.clusters} clusters by {fit.design.cluster}" if fit.clusters is not None else ""
-    words += [f"Errors are {fit.design.errors}{of}."] if fit.design.errors else []
+    words += [f"Errors are {fit.design.errors}{_clusters(fit)}."] if fit.design.errors else []
     return paragraph("  ".join(words)) if words else None
+
+
+def _clusters(fit: GlmFit | CoxFit) -> str:
+    return "" if fit.clusters is None else f", of {fit.clusters} clusters by {fit.design.cluster}"
 
 
 def _of_cox(fit: CoxFit) -> list[Markup | None]:
@@ -111,7 +114,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     own += f"; records are at risk after {d.entry.name}" if d.entry else ""
     ties = "" if d.ties == "breslow" else "; ties are Efron's"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
-    errors = f"; errors are {d.errors}" if d.errors else ""
+    errors = f"; errors are {d.errors}{_clusters(fit)}" if d.errors else ""
     return [
         paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}{errors}."),
         paragraph(f"{cost[0].upper()}{cost[1:]}.") if (cost := cost_of_grid(fit)) else None,

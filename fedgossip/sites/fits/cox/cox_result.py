@@ -19,6 +19,7 @@ from fedgossip.sites.fits.glm.glm_result import (
     Bounds,
     Coefficient,
     TermTest,
+    check_enough_clusters,
     coefficient,
     known,
     rounded_to,
@@ -62,6 +63,8 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Minimum number of sites in a sum."""
     records: int
     events: int
+    clusters: int | None = None
+    """Number of clusters of records, of robust errors by them."""
     steps: int
     converged: bool
     log_likelihood: float | None
@@ -121,6 +124,9 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     spread = covariance(newton, 1.0)
     if layout.robust:  # Lin and Wei
         spread = spread @ np.array(state["squares"]) @ spread
+    clusters = state.number("clusters") if d.cluster else None
+    if d.cluster and converged:
+        check_enough_clusters(d.cluster, state.number("clusters"), rank_of(newton.sums.information))
     spread = spread / np.outer(deviation, deviation)
     errors = np.sqrt(np.diag(spread))
     null = -float(state["null"]) / 2 if state.number("null_records") == records else None
@@ -136,6 +142,7 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         records=records,
         events=int(state["events"].sum()),
         unused=_unused(state),
+        clusters=clusters,
         steps=newton.steps,
         converged=converged,
         log_likelihood=_published(d, likelihood),

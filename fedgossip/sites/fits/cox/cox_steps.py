@@ -73,6 +73,7 @@ def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool, late: bool) 
         **dict.fromkeys(("timed_shift", "timed_gradient"), (p,) if tied else (0,)),
         "means": (s, k, p) if robust else (0,),
         "squares": (p, p) if robust else (0,),
+        "clusters": () if robust else (0,),
     }
 
 
@@ -286,7 +287,7 @@ class FittedHazards:
                 ends = (RISK, SQUARES if self.layout.robust else OVER)
                 fits = after.stage in ends and self._alike(after, free) and after.is_level()
             case 5:
-                fits = after.stage in (RISK, OVER) and self._alike(after, ("stage", "squares"))
+                fits = after.stage in (RISK, OVER) and self._alike(after, ("stage", "squares", "clusters"))
             case _:
                 fits = False
         return "" if fits else "the point is not that of the step, or fixed values have changed"
@@ -345,11 +346,11 @@ class FittedHazards:
             self["means"][:, :published][there] = sums.s1[there] / sums.s0[there][:, None]
             self._set(stage=SQUARES, points=self["points"] + 1)
 
-    def _take_squares(self, records: int, squares: Values) -> None:
+    def _take_squares(self, records: int, clusters: int, squares: Values) -> None:
         if records != self.number("records"):
             self._set(stage=RISK)
             return
-        self._set(squares=squares, stage=OVER)
+        self._set(squares=squares, clusters=clusters, stage=OVER)
 
 
 @dataclass(frozen=True)
@@ -448,7 +449,8 @@ class CoxTask(SumsTask):
         if state.stage == SQUARES:
             means = state["means"][:, : len(state.ends)]
             u = self._sites[node].scores(state.ends, np.array(state["point"]), state.hazard, means)
-            return carried_by_one([(name, one * one) for (name, _), one in zip(named, u.T, strict=True)])
+            squares = [(name, one * one) for (name, _), one in zip(named, u.T, strict=True)]
+            return carried_by_one(squares, "records" if records.cluster is None else "clusters")
         if state.stage not in (RISK, LAST):  # the moments are at the point of the risk before them
             return ""
         weights = np.exp(linear_predictor(records.columns, np.array(state["point"])))

@@ -29,7 +29,7 @@ from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.cox.cox import RiskSums, Whole, concordance, exact_totals, hazards_of, linear_predictor, real
 from fedgossip.sites.fits.glm.glm import Values
-from fedgossip.sites.fits.glm.glm_sums import PriorColumn
+from fedgossip.sites.fits.glm.glm_sums import PriorColumn, summed_by
 from fedgossip.sites.fits.survival.survival_sums import counted
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
@@ -81,6 +81,8 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Columns of each source column, if all columns are categories: the categories without the reference."""
     errors: str | msgspec.UnsetType = msgspec.UNSET
     """ROBUST; unset: the model's errors."""
+    cluster: str | msgspec.UnsetType = msgspec.UNSET
+    """The column whose values are clusters of records within a site, for robust errors; unset: each record alone."""
     entry: PriorColumn | msgspec.UnsetType = msgspec.UNSET
     """The column with the time of a record's entry, after which it is at risk; unset: all are from the start."""
     suppress: int | msgspec.UnsetType = msgspec.UNSET
@@ -104,6 +106,8 @@ class TimedRecords:
     strata: Whole
     entries: Values | None = None
     entered: Counts | None = None
+    cluster: Counts | None = None
+    """Cluster of each record, [m], from 0; None: each record is one."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ class CoxLayout:
         robust = (
             f"for robust errors {self.width} sums at each told time{of} over all at risk, which sites see too, and "
         )
-        robust += f"{len(self.upper[0])} of products of the records' gradients"
+        of_each = f"gradients summed by {d.cluster}, and their number" if d.cluster else "the records' gradients"
+        robust += f"{len(self.upper[0])} of products of {of_each}"
         return (
             f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
             + (f"censorings, and of entries by {d.entry.name}" if d.entry else "censorings"),
@@ -245,9 +250,9 @@ class CoxLayout:
         found = RiskSums(records, real(eta), np.zeros(width), events.astype(np.int64), s0, s1, *e0)
         return found, (pairs, right / 2, *squares)
 
-    def squares(self, numbers: Numbers) -> tuple[int, Values]:
-        """Return the records, and the sum of U U' over them, [p, p]."""
-        return numbers[0], self._symmetric(numbers[1 : 1 + len(self.upper[0])])
+    def squares(self, numbers: Numbers) -> tuple[int, int, Values]:
+        """Return the records, their clusters, and the sum of U U' over these, [p, p]."""
+        return numbers[0], numbers[1], self._symmetric(numbers[2 : 2 + len(self.upper[0])])
 
 
 def _reals(numbers: npt.ArrayLike) -> Values:
@@ -330,11 +335,12 @@ class SiteHazards:
 
     def squares(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Numbers:
         u = self.scores(ends, point, hazard, means)
-        return [len(u), *(self._total(u[:, a] * u[:, b])[0] for a, b in zip(*self.layout.upper, strict=True))]
+        products = (self._total(u[:, a] * u[:, b])[0] for a, b in zip(*self.layout.upper, strict=True))
+        return [len(self.records.times), len(u), *products]
 
     def scores(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Values:
-        """Return the gradient of each record, [m, p], by the hazard [s, k] and the mean of records at
-        risk [s, k, p].
+        """Return the gradient of each record, or cluster, [m, p], by the hazard [s, k] and the mean of records at risk
+        [s, k, p].
         """
         published, index, _, w = self._at(ends, point)
         r, zero = self.records, np.zeros((len(hazard), 1, means.shape[-1]))
@@ -344,7 +350,8 @@ class SiteHazards:
             for whole in (np.concatenate([zero, np.cumsum(one, axis=1)], axis=1) for one in both)
         )
         x, seen = np.stack(r.columns, axis=-1), means[r.strata, np.minimum(index, len(ends) - 1)]
-        return np.asarray(np.where(published[:, None], x - seen, 0.0) - w[:, None] * (x * until - moved))
+        found = np.where(published[:, None], x - seen, 0.0) - w[:, None] * (x * until - moved)
+        return summed_by(np.asarray(found), r.cluster)
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
         """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""

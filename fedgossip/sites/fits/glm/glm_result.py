@@ -219,13 +219,18 @@ def fit_of(
     )
 
 
-def of_clusters(name: str, clusters: int, records: int, rank: int) -> float:
-    """Return the factor of a covariance by few clusters, as in statsmodels.  Raises TrainingError for too few
-    clusters to determine it.
-    """
+def check_enough_clusters(name: str, clusters: int, rank: int) -> None:
+    """Raise TrainingError for too few clusters to determine the errors of `rank` coefficients."""
     if clusters <= rank:
         text = f"{clusters} clusters by {name} for {rank} coefficients: they determine no robust errors"
         raise TrainingError(text, "Leave columns out, drop=A,B, or take errors=robust of single records.")
+
+
+def of_clusters(name: str, clusters: int, records: int, rank: int) -> float:
+    """Return the factor of a covariance by few clusters, as in statsmodels.  Raises TrainingError as
+    `check_enough_clusters`.
+    """
+    check_enough_clusters(name, clusters, rank)
     return clusters / (clusters - 1) * (records - 1) / (records - rank)
 
 
