@@ -85,7 +85,7 @@ class Measuring:
         self._criterion, self._scoring = Criterion(objective, base), Scoring(objective, scaled, base)
         self._scaled = scaled
 
-    def of(
+    def measure(
         self, outputs_of: Callable[[slice], torch.Tensor], unusable: Callable[[str], TrainingError]
     ) -> dict[str, float]:
         """Return "loss" and the metrics of the model's raw outputs for rows of the examples.

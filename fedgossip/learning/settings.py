@@ -377,7 +377,7 @@ class TrainSettings:
         if not re.fullmatch(r"cuda:\d{1,3}", self.device):
             _word("device", self.device, DEVICES)
         for name in WHOLE:
-            _whole(name, getattr(self, name))
+            _check_whole(name, getattr(self, name))
         for name, limit in limits_of(type(self)):
             value = getattr(self, name)
             if isinstance(limit, OneOf) and not limit.allows(value):
@@ -587,6 +587,6 @@ def _word(name: str, value: str, known: Collection[str]) -> None:
         raise ConfigError(f"unknown {name} {value!r}", nearest(str(value), known))
 
 
-def _whole(name: str, value: object) -> None:
+def _check_whole(name: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(f"{name} = {value!r}", f"{name} is a whole number, at least 1.")

@@ -37,7 +37,7 @@ from fedgossip.learning.many_nodes.stacked_steps import BY_HAND
 from fedgossip.learning.models import loaded_model, models
 from fedgossip.learning.one_model import loading, optimizers, probing, sharing
 from fedgossip.learning.one_model.batches import Batches, BatchPlan, BucketBatches, Indices, check_lines
-from fedgossip.learning.one_model.devices import with_float64
+from fedgossip.learning.one_model.devices import choose_float64
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.holdout import LocalTests
 from fedgossip.learning.one_model.losses import Criterion, not_finite
@@ -122,7 +122,7 @@ class TorchTask:
         if privacy is not None:
             check_private(settings)
             private = PrivateGradients(module, privacy, settings, owned, seed, criterion)
-            device = with_float64(device)
+            device = choose_float64(device)
             self._engine = ModuleLoop(*common, **how, device=device, private=private)
         elif settings.processes > 1 or settings.parallel == HOGWILD:
             source = Source(model_source, base, seed, objective)
@@ -168,7 +168,9 @@ class TorchTask:
         if isinstance(self._recipe.like.x, Ragged):
             text = f"{self._recipe.like.name}: a step over lines of several lengths has no one number of FLOPs"
             raise ConfigError(text, "Take text:PATH, windows of one length, or leave simulation.inside out.")
-        return StepShape.of(self._remade(), self._recipe.source, self._recipe.base, self.settings, self._recipe.like)
+        return StepShape.from_module(
+            self._remade(), self._recipe.source, self._recipe.base, self.settings, self._recipe.like
+        )
 
     def end_processes(self) -> None:
         """End the training processes, if any run; the next job starts new ones."""
@@ -189,7 +191,7 @@ class TorchTask:
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
         """See `UsableTask`."""
         how = self._remade(), self.layout, self.settings, vector, self._states, node
-        return loaded_model.whole_model(self._recipe, *how)
+        return loaded_model.build_whole_model(self._recipe, *how)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return an update per job, see `LocalTask`.  Raises TrainingError if training diverges or raises."""
@@ -230,7 +232,7 @@ class TorchTask:
         assert isinstance(self._engine, LayerStack) and isinstance(self._batches, Batches), "ask trains_stacks first"
         lr = self.settings.rate(round, self._rounds)
         with self._lock:
-            indices = self._batches.of_all(round, len(models))
+            indices = self._batches.plan_all(round, len(models))
             assert indices is not None
             losses, finite = self._engine.train_stack(models, into, indices, lr, each)
         if not (finite & np.isfinite(losses)).all():
@@ -274,7 +276,7 @@ class TorchTask:
             raise ConfigError(text, "Measure a number of outputs instead.")
         job = Job(0 if node is None else node, 0, vector)
         with self._lock:
-            plan = self._batches.whole(rows)
+            plan = self._batches.plan_rows(rows)
             (found,) = self._sharing.run(lambda: self._gradients([job], [plan], [self._states.get(job.node, {})], None))
         return found.loss, found.difference
 
@@ -320,7 +322,7 @@ class TorchTask:
             return engine.gradients([job.vector for job in jobs], plans, watched)
         found = []
         for job, plan, state in zip(jobs, plans, states, strict=True):
-            with _named(job, plan):
+            with _name_errors(job, plan):
                 how = () if watched is None or isinstance(engine, ProcessesLoop) else (watched,)
                 found.append(engine.gradient_one(_assigned(job, plan, 0.0, state), *how))
         return found
@@ -383,7 +385,7 @@ class TorchTask:
 
     def _alone(self, job: Job, assigned: Assignment) -> Outcome:
         assert not isinstance(self._engine, LayerStack), "its jobs are trained together"
-        with _named(job, assigned.plan):
+        with _name_errors(job, assigned.plan):
             return self._engine.train_one(assigned)
 
     def report_to(self, write: Callable[[Report], None]) -> None:
@@ -465,7 +467,7 @@ def _batched(
     fits = outputs == train.outputs if train.kind in OF_COLUMNS else outputs >= max(2, train.outputs)
     if not fits or objective.loss not in BY_HAND or (shape.convolutions and device.type != "cpu"):
         return False
-    return not loading.by_modules(settings, device, train, test)
+    return not loading.needs_modules(settings, device, train, test)
 
 
 def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
@@ -473,7 +475,7 @@ def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
 
 
 @contextmanager
-def _named(job: Job, plan: BatchPlan) -> Iterator[None]:
+def _name_errors(job: Job, plan: BatchPlan) -> Iterator[None]:
     try:
         yield
     except (FedgossipError, sharing.OutOfMemory):

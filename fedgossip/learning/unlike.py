@@ -56,7 +56,7 @@ class UnlikeTasks:
         self._tasks = {source: made(source) for source in every}
         self._teacher = replace(common, y=np.zeros((len(common), test.classes), np.float32), **AS_NUMBERS)
         objective = Objective(REGRESSION, method.loss, ("loss",))
-        how: Any = {"seed": seed, "rounds": rounds, "objective": objective, "draw": self._drawn}
+        how: Any = {"seed": seed, "rounds": rounds, "objective": objective, "draw": self._draw}
         machine = {name: getattr(settings, name) for name in ("device", "threads", "precision", "portable")}
         passes: Any = {"batch_size": method.batch, "local_epochs": method.epochs, **machine}
         settings = TrainSettings(optimizer="adam", lr=method.rate, **passes)
@@ -72,7 +72,7 @@ class UnlikeTasks:
     def _rows(self) -> Indices:
         return np.arange(len(self._teacher))
 
-    def _drawn(self, nodes: Sequence[NodeId]) -> tuple[Dataset, Mapping[NodeId, Indices]]:
+    def _draw(self, nodes: Sequence[NodeId]) -> tuple[Dataset, Mapping[NodeId, Indices]]:
         return self._teacher, dict.fromkeys(nodes, self._rows)
 
     def _source(self, node: NodeId) -> str:

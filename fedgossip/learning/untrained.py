@@ -93,14 +93,14 @@ def untrained(
     sized = architecture(source, train.shape, train.outputs, vocabulary)
     if sized is None or (private and not isinstance(sized, DenseSizes)):
         return None
-    return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers), settings)
+    return Untrained(Layout.from_shapes(sized.parameters, sized.buffers, settings.buffers), settings)
 
 
 def layout_of_answers(common: Dataset, test: Dataset) -> Layout:
     """Return the layout of logits [examples * classes]; it differs for other examples or another order of classes."""
     about = f"{common.digest()} {test.classes} {test.class_names}"
     name = f"logits.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
-    return Layout.of([(name, (len(common), test.classes))], [])
+    return Layout.from_shapes([(name, (len(common), test.classes))], [])
 
 
 def check_gradients(layout: Layout, settings: TrainSettings) -> None:

@@ -258,7 +258,7 @@ def test_every_method_has_its_line_here() -> None:
 
 def test_a_layout_declares_buffers_as_statistics() -> None:
     parts = [("weight", (3, 2)), ("bias", (3,))], [("running_mean", (3,)), ("running_var", (3,))]
-    layout = Layout.of(*parts)
+    layout = Layout.from_shapes(*parts)
     assert [one.kind for one in layout.segments] == [PARAMETER, PARAMETER, STATISTIC, STATISTIC]
     assert statistics_in(layout.segments) == layout.length - layout.parameters == 6
 

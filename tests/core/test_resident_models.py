@@ -182,7 +182,7 @@ def test_a_round_reads_nothing_back_and_copies_nothing_in_its_middle(graph: str,
     stack.advance(np.zeros((2, 8, 5), np.int64), 0.1, mixing, None)  # the first makes labels and buffers
     with torch.no_grad(), OneDevice() as device:
         stack._train()
-        stack._before_mixing()
+        stack._measure_before_mixing()
         for part in stack._mixed_by(mixing):
             part()
         stack._keep()

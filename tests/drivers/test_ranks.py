@@ -116,5 +116,5 @@ def test_a_wrapper_that_hides_the_shapes_of_its_parameters_is_refused_by_name() 
 
 
 def test_one_process_is_no_group_of_ranks() -> None:
-    assert not terms.in_ranks()
+    assert not terms.is_ranked()
     assert not torch.distributed.is_initialized()

@@ -266,8 +266,8 @@ def test_a_folder_of_a_model_elsewhere_is_not_the_model_of_a_run(tmp_path: Path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model").symlink_to(tmp_path / "mine")
     with pytest.raises(ConfigError, match="a link that leads out of its folder"):
-        model_files.found(tmp_path / "run")
-    assert model_files.found(tmp_path / "run" / "model")  # which its user has named
+        model_files.find_folder(tmp_path / "run")
+    assert model_files.find_folder(tmp_path / "run" / "model")  # which its user has named
 
 
 @pytest.mark.parametrize("mode", ["wb", "ab", "w+b"])

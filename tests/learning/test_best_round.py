@@ -23,7 +23,7 @@ from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.participant import check_selection
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.models.model_files import found
+from fedgossip.learning.models.model_files import find_folder
 from fedgossip.plans import compose
 from fedgossip.runs.peer_files import PeerFiles, take_up
 from fedgossip.runs.run_directory import Run
@@ -92,7 +92,7 @@ def test_the_model_of_the_best_round_is_kept_and_patience_ends_the_run(kind: dic
         assert run.digest == runs[0].digest != whole.digest
         assert weights(run) == weights(short) == kept(short, "model")["weights"]
         assert run.summary["events"] == {"no_better": 1}, "an end by patience is none before its time"
-    assert found(tmp_path / "sim").name == "model-best"
+    assert find_folder(tmp_path / "sim").name == "model-best"
     assert any("model-best" in line and f"of round {best}" in line for _, line in _closing_lines(runs[0], report=False))
 
 

@@ -356,7 +356,7 @@ def test_the_checks_of_nodes_together_hold_on_the_cpu(model, monkeypatch):
 @pytest.mark.parametrize("how", [{}, {"momentum": 0.9}, {"personal": "recurrent*"}])
 def test_recurrent_weights_that_are_copies_train_to_the_same_bits(how, monkeypatch):
     expected = trained("chars:12", "cpu", **how)
-    monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
+    monkeypatch.setattr(weights, "_uses_cudnn", lambda device: True)
     found = trained("chars:12", "cpu", **how)
     assert all(np.array_equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
     assert found[1] == expected[1]
@@ -365,7 +365,7 @@ def test_recurrent_weights_that_are_copies_train_to_the_same_bits(how, monkeypat
 def test_copies_of_recurrent_weights_are_apart_from_the_flat_tensor_and_follow_it(monkeypatch):
     from fedgossip.learning.one_model.flat import Layout
 
-    monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
+    monkeypatch.setattr(weights, "_uses_cudnn", lambda device: True)
     module = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.GRU(3, 4, batch_first=True))
     layout = Layout.from_module(module, "average", ())
     held = weights.FlatWeights(module, layout, Layout.personal_of(module, ()), torch.device("cpu"))

@@ -118,7 +118,7 @@ def test_experts_are_the_plain_loop_of_their_papers(top: int, capacity: float) -
                     expected[place] += share * (experts.narrow[e] @ wide)
         assert (found - expected).abs().max() < 1e-6
         uneven = 3 * sum(count / 12 / top * p[:, e].mean() for e, count in enumerate(counts)) - 1
-        assert float(experts.taken_uneven()) == pytest.approx(float(uneven), abs=1e-6)
+        assert float(experts.take_uneven()) == pytest.approx(float(uneven), abs=1e-6)
         whole = experts.eval()(h)  # nothing is left out, whatever the others of the batch are
         assert (whole[:1] - experts(h[:1])).abs().max() < 1e-6
         assert capacity < 9 or (whole.view(12, 16) - found).abs().max() < 1e-6

@@ -14,7 +14,7 @@ import pytest
 from commands import wait_until
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.learning.one_model.sharing import SHARE_OF_ROOM, Slots, ours, take_emptiest
+from fedgossip.learning.one_model.sharing import SHARE_OF_ROOM, Slots, make_own_folder, take_emptiest
 
 FREE, PEAK = 1000, 400
 AT_ONCE = int(SHARE_OF_ROOM * FREE) // PEAK
@@ -184,7 +184,7 @@ def test_without_a_memory_to_ask_everybody_is_alone(tmp_path: Path) -> None:
 
 
 def test_clients_spread_over_the_gpus_and_places_of_the_dead_are_free(tmp_path: Path) -> None:
-    folders = [ours(tmp_path / name) for name in ("first", "second")]
+    folders = [make_own_folder(tmp_path / name) for name in ("first", "second")]
     found = [take_emptiest(folders) for _ in range(4)]
     assert [number for number, _ in found] == [0, 1, 0, 1]
     for number, place in found:

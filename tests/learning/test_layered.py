@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.learning.dp_sgd import layer_gradients, private
-from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors, Layered, known_layers
+from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors, Layered, find_layers
 from fedgossip.learning.dp_sgd.private import UNITS, Alone, Hooked, PrivateGradients, check_apart, cut_sums, per_example
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.models import models
@@ -221,7 +221,7 @@ def partly_frozen() -> nn.Module:
     ],
 )
 def test_other_modules_are_left_to_opacus(module: nn.Module) -> None:
-    assert known_layers(module) is None and isinstance(per_example(module), Hooked)
+    assert find_layers(module) is None and isinstance(per_example(module), Hooked)
 
 
 # --- rows that are no examples ----------------------------------------------------------------------------------------

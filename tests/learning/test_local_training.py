@@ -101,7 +101,7 @@ def test_a_loss_scale_halves_where_it_overflows_and_doubles_after_many_good_step
     scale = LossScale()
     assert (scale.value, scale.take(False), scale.value) == (FIRST_SCALE, False, FIRST_SCALE / 2)
     assert all(scale.take(True) for _ in range(GROWTH_STEPS - 1)) and scale.value == FIRST_SCALE / 2
-    scale = LossScale(scale.kept())  # in the next job
+    scale = LossScale(scale.get_state())  # in the next job
     assert scale.take(True) and scale.value == FIRST_SCALE
     assert LossScale(np.array([1.0, 0])).take(False)  # nothing is left to scale: the explosion is to be seen
 

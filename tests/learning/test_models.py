@@ -59,7 +59,7 @@ def test_first_weights_are_a_function_of_the_seed(source, shape, vocabulary, out
 def test_sizes_alone_give_the_layout_of_the_module(source, shape, vocabulary, out, buffers):
     sized = architecture(source, shape, 10, vocabulary)
     layout = Layout.from_module(models.build(source, shape, 10, 0, vocabulary), buffers)
-    assert Layout.of(sized.parameters, sized.buffers, buffers) == layout
+    assert Layout.from_shapes(sized.parameters, sized.buffers, buffers) == layout
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,6 @@ def test_a_line_may_lack_what_lies_before() -> None:
 
 
 def test_a_place_knows_how_much_of_it_is_personal() -> None:
-    assert [Place.stretch(0, 50).before(end) for end in (0, 20, 90)] == [0, 20, 50]
-    assert Place.tensor(0, (4, 5)).divided(1, 0, 2).before(20) == 8 + 4  # all of it
-    assert Place.tensor(20, (4, 5)).divided(1, 0, 2).before(20) == 0
+    assert [Place.stretch(0, 50).count_before(end) for end in (0, 20, 90)] == [0, 20, 50]
+    assert Place.tensor(0, (4, 5)).divided(1, 0, 2).count_before(20) == 8 + 4  # all of it
+    assert Place.tensor(20, (4, 5)).divided(1, 0, 2).count_before(20) == 0

@@ -28,7 +28,7 @@ def task_of(**how: Any) -> SparseSteps:
 def dense(task: SparseSteps, vector: Any, node: int, round: int) -> Any:
     """The steps of a job by a dense matrix and nothing of the code: gradient of the mean logistic loss."""
     p, w = task.problem, np.array(vector, np.float64)
-    examples = p.held(node)
+    examples = p.get_examples(node)
     x = np.zeros((EXAMPLES, ROWS))
     np.add.at(x, (examples.owners, examples.columns), p.value)
     for turn in range(9):
@@ -45,7 +45,7 @@ def test_steps_are_those_of_a_dense_matrix_and_touch_no_row_that_the_batches_lac
     moved = task.train([Job(1, round, start)])[0].difference
     assert moved is not None
     np.testing.assert_allclose(start + moved, dense(task, start, 1, round), atol=1e-6)
-    touched = np.unique(np.concatenate([one.keys for one in task.batches.of(1, round)]))
+    touched = np.unique(np.concatenate([one.keys for one in task.batches.iterate(1, round)]))
     assert set(np.flatnonzero(moved)) <= set(touched.tolist()) and len(touched) < ROWS / 5
 
 
@@ -97,15 +97,17 @@ def test_processes_divide_the_batches_and_what_is_written_is_counted() -> None:
     task = by_hand(task_of(parallel="hogwild", processes=2, count_lost=True))
     update = task.train([Job(1, 0, task.initial(1))])[0]
     assert update.logged == {LOST: 0.0} and update.metrics["steps"] == 9
-    written = [one.keys.size for one in task.batches.of(1, 0)]
-    by_rank = [sum(one.keys.size for one in task.batches.of(1, 0, rank, 2)) for rank in (0, 1)]
+    written = [one.keys.size for one in task.batches.iterate(1, 0)]
+    by_rank = [sum(one.keys.size for one in task.batches.iterate(1, 0, rank, 2)) for rank in (0, 1)]
     assert sum(by_rank) == sum(written) and min(by_rank) > 0
 
 
 def test_a_process_makes_the_same_problem_of_its_words() -> None:
     problem = SparseLogistic(2, ROWS, EXAMPLES, NONZEROS, BATCH, seed=3)
     again = problem_of(source_of(problem), 3)
-    assert again.schema == problem.schema and np.array_equal(again.held(1).columns, problem.held(1).columns)
+    assert again.schema == problem.schema and np.array_equal(
+        again.get_examples(1).columns, problem.get_examples(1).columns
+    )
 
 
 @pytest.mark.long

@@ -149,7 +149,7 @@ def grown(layout: TreesLayout, tables: Sequence[SiteTable], absent: Mapping[int,
 
 
 def parted(layout: TreesLayout, x: np.ndarray, y: np.ndarray) -> list[SiteTable]:
-    bins = layout.bins.of(x)
+    bins = layout.bins.find_bins(x)
     return [SiteTable(bins[rows], y[rows]) for rows in np.array_split(np.arange(len(y)), 3)]
 
 
@@ -158,7 +158,7 @@ def test_trees_tell_apart_what_no_line_does_and_are_the_same_however_the_records
     """Of x0 times the sign of x1, of which a linear model knows nothing."""
     x, y = drawn(loss, 600)
     layout = layout_of(loss, 600, trees=20)
-    whole = grown(layout, [SiteTable(layout.bins.of(x), y)])
+    whole = grown(layout, [SiteTable(layout.bins.find_bins(x), y)])
     growing = GrowingTrees(layout, whole)
     parts = GrowingTrees(layout, grown(layout, parted(layout, x, y)))
     assert encoded_trees(trees_file(parts)) == encoded_trees(trees_file(growing))
@@ -175,7 +175,7 @@ def test_trees_tell_apart_what_no_line_does_and_are_the_same_however_the_records
 def test_records_and_h_in_one_number_give_the_same_trees_by_a_third_less(loss: str) -> None:
     apart, together = (layout_of(loss, 300, sites=sites) for sites in (0, 5))
     x, y = drawn(loss, 300)
-    table = SiteTable(together.bins.of(x), y)
+    table = SiteTable(together.bins.find_bins(x), y)
     trees = [encoded_trees(trees_file(GrowingTrees(one, grown_alone(one, table)))) for one in (apart, together)]
     assert trees[0] == trees[1]
     assert 3 * (together.numbers - 2) == (3 if loss == SQUARES else 2) * (apart.numbers - 2)
@@ -197,7 +197,7 @@ def test_no_sum_of_h_reaches_the_records_beside_it(records: int, sites: int) -> 
 def test_a_site_with_more_records_than_all_had_agrees_again() -> None:
     layout, (x, y) = layout_of(LOGISTIC, 60, sites=5), drawn(LOGISTIC, 64)
     with pytest.raises(ConfigError, match="all sites together had 60 when they agreed"):
-        SiteMargins(layout, SiteTable(layout.bins.of(x), y))
+        SiteMargins(layout, SiteTable(layout.bins.find_bins(x), y))
 
 
 def test_a_leaf_is_the_newton_step_of_its_records_to_what_five_of_them_add() -> None:
@@ -205,7 +205,7 @@ def test_a_leaf_is_the_newton_step_of_its_records_to_what_five_of_them_add() -> 
     sides; of one tree of one split, by hand."""
     x, y = drawn(LOGISTIC, 200)
     layout = layout_of(LOGISTIC, 200, trees=1, depth=1)
-    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.of(x), y)))
+    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.find_bins(x), y)))
     root, tree = trees_file(growing).trees[0].root, growing.tree(0, 0)
     assert root.yes is not None and root.no is not None and root.below is not None
     share = y.mean()
@@ -222,7 +222,7 @@ def test_a_leaf_is_the_newton_step_of_its_records_to_what_five_of_them_add() -> 
 def test_trees_end_where_no_leaf_is_worth_what_few_records_add() -> None:
     x, y = drawn(LOGISTIC, 200)
     layout = layout_of(LOGISTIC, 200, trees=400, depth=1)
-    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.of(x), y)))
+    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.find_bins(x), y)))
     values = [tree.root.yes.value or tree.root.no.value for tree in trees_file(growing).trees if tree.root.yes]  # type: ignore[union-attr]
     assert growing.over and growing.done < 400 and all(values[:-1]) and not values[-1]
 
@@ -232,7 +232,7 @@ def test_empty_cells_go_where_more_is_gained() -> None:
     layout = layout_of(LOGISTIC, 600, missing=True)
     file = trees_file(GrowingTrees(layout, grown(layout, parted(layout, x, y))))
     margins = TreeMargins(file, ("c0", "c1"))(x)[:, 0]
-    table = SiteMargins(layout, SiteTable(layout.bins.of(x), y))
+    table = SiteMargins(layout, SiteTable(layout.bins.find_bins(x), y))
     growing = GrowingTrees(layout, grown_alone(layout, table.table))
     np.testing.assert_array_equal(margins, table.margins(growing)[:, 0])
     assert (margins[np.isnan(x[:, 0])] > 0).mean() > 0.95, "an empty cell is a sign of the second class"
@@ -268,12 +268,12 @@ def test_coarser_bins_of_small_nodes_tell_of_fewer_records_and_every_record_goes
     fine, coarse = (layout_of(LOGISTIC, 600, depth=6, missing=missing, bin_records=k) for k in (0, 20))
     parts = parted(coarse, x, y)
     growing = GrowingTrees(coarse, grown(coarse, parts))
-    pooled = GrowingTrees(coarse, grown_alone(coarse, SiteTable(coarse.bins.of(x), y)))
+    pooled = GrowingTrees(coarse, grown_alone(coarse, SiteTable(coarse.bins.find_bins(x), y)))
     assert encoded_trees(trees_file(growing)) == encoded_trees(trees_file(pooled))
     opened, small = growing.opened
     before, were_small = GrowingTrees(fine, grown(fine, parts)).opened
     assert small / opened < 0.4 * were_small / before and small < 0.2 * were_small
-    sites = SiteMargins(coarse, SiteTable(coarse.bins.of(x), y))
+    sites = SiteMargins(coarse, SiteTable(coarse.bins.find_bins(x), y))
     for number in range(growing.done):
         tree = growing.tree(number, 0)
         reached = np.bincount(sites._at(tree), minlength=tree.size)

@@ -123,7 +123,7 @@ def evaluate(
     it this is one of the sites, or the coordinator.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.learning.models.model_files import whole_facts
+    from fedgossip.learning.models.model_files import read_checked_facts
     from fedgossip.sites.fits.cox.cox_result import CoxFit
     from fedgossip.sites.fits.fit_files import fit_in
 
@@ -141,7 +141,9 @@ def evaluate(
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
     known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run, carrier)
     if together and endpoints is not None and site is None:
-        return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it does not run the model
+        return _together(
+            model, read_checked_facts(model), None, known, None, as_json=as_json
+        )  # it does not run the model
     from fedgossip.learning.models.loaded_model import load_model
 
     try:
@@ -197,10 +199,10 @@ COPY = "final-model"
 
 def _is_model(path: Path) -> bool:
     from fedgossip.base.errors import ConfigError
-    from fedgossip.learning.models.model_files import found
+    from fedgossip.learning.models.model_files import find_folder
 
     try:
-        return found(path).is_dir()
+        return find_folder(path).is_dir()
     except ConfigError:
         return False
 
@@ -224,14 +226,14 @@ def _together(
     from fedgossip.base.errors import ConfigError, PeerError
     from fedgossip.data.agreed.sums_task import from_system
     from fedgossip.experiment import load_experiment
-    from fedgossip.learning.models.model_files import found
+    from fedgossip.learning.models.model_files import find_folder
     from fedgossip.net.transport import OTHER_MODEL
     from fedgossip.sites.plans.evaluation import evaluation_plan, evaluation_task, opened_by
     from fedgossip.sites.plans.sums import from_seed
 
     experiment = load_experiment(known.experiment, known.overrides)
     plan, layout = evaluation_plan(experiment, facts)
-    path = found(model) / run_format.EVALUATION
+    path = find_folder(model) / run_format.EVALUATION
     if path.exists() and not (known.dry_run or known.goes_on):
         advice = "Remove it to judge again; two evaluations by almost the same sites reveal the sites that differ."
         raise ConfigError(f"{path}: judged already", advice)

@@ -350,10 +350,10 @@ def stated(
     check_allowed(whole.named_code, experiment, run_code=run_code, whose=whose)
     if model is None:
         return stated_of(whole, str(experiment))
-    from fedgossip.learning.models.model_files import whole_facts
+    from fedgossip.learning.models.model_files import read_checked_facts
     from fedgossip.sites.plans.evaluation import stated_evaluation
 
-    return stated_evaluation(whole, whole_facts(model))
+    return stated_evaluation(whole, read_checked_facts(model))
 
 
 def stated_of(whole: Experiment, named: str) -> tuple[Plan, PlanStatement]:

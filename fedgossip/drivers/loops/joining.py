@@ -64,8 +64,8 @@ from fedgossip.learning.own_loop.terms import (
     RankLink,
     RankOrder,
     check_supported,
-    in_ranks,
     is_first,
+    is_ranked,
     obey,
 )
 from fedgossip.net.faulty import Faults, RunClock
@@ -133,11 +133,11 @@ def join(
         if name in _here and not _here[name].done and place.get() is None:
             advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
             raise ConfigError("this process has joined already", advice)
-        ranked = place.get() is None and in_ranks()
+        ranked = place.get() is None and is_ranked()
         if ranked:
             check_supported(model)
         exchanged = _exchanged(model, only, found.experiment, ranked=ranked)
-        exchanged.held_by(optimizers)
+        exchanged.check_optimizers(optimizers)
     joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
     if alone:
         print(f"fedgossip: {_size_line(joined.n)}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
 from fedgossip.drivers.loops.task import Learned, Measure, Measured, Meeting, Order, Over, Raised, Released, TrainFrom
-from fedgossip.learning.own_loop.global_state import kept_apart
+from fedgossip.learning.own_loop.global_state import isolate
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.terms import GradientTerms
 
@@ -285,7 +285,7 @@ class JoinedLoop:
             self._still = True
             text = f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?"
             self._print(f"{text}  Does the optimizer hold the model's parameters?")
-        steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
+        steps, rate = self._terms.measure_steps(self._steps, lambda: held.tobytes() != began.tobytes())
         metrics = {"steps": steps, "rate": rate}
         logged = {name: _mean(name, values) for name, values in self._logged.items()}
         logged.update(self._exchanged.facts())
@@ -347,7 +347,7 @@ class JoinedLoop:
             return Measured({})
         own = self._exchanged.snapshot()
         try:
-            with kept_apart(self._exchanged.module):
+            with isolate(self._exchanged.module):
                 self._exchanged.write(vector)
                 found = _scores(self._measure(self._exchanged.module))
         except Exception as error:

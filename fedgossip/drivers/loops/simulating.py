@@ -151,7 +151,7 @@ class Belongings:
 
     def put(self) -> None:
         self._before = GlobalState.now()
-        (self.state or GlobalState.of_a_start(self.seed, self.node)).put()
+        (self.state or GlobalState.make_initial(self.seed, self.node)).put()
         os.environ.update({NODE: str(self.node), N: str(self.n)})
 
     def take(self) -> None:

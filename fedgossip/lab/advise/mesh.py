@@ -172,7 +172,7 @@ def _advised(
     found = AdvisedMesh(*axes, how, keys)
     try:
         settings = asked.settings_of(keys)
-        shape = StepShape.of(module, asked.experiment.model.source, None, settings, asked.train)
+        shape = StepShape.from_module(module, asked.experiment.model.source, None, settings, asked.train)
     except ConfigError as error:
         return replace(found, refused=str(error))
     held = shape.fullest

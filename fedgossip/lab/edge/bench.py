@@ -25,7 +25,7 @@ from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel, drawn
 from fedgossip.learning.measuring import ROWS, DescribedModel, as_read
 from fedgossip.learning.models import scored_tables
 from fedgossip.learning.models.loaded_model import LoadedModel
-from fedgossip.learning.models.model_files import KEPT, ModelFacts, facts_of, found
+from fedgossip.learning.models.model_files import KEPT, ModelFacts, facts_of, find_folder
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
@@ -124,7 +124,7 @@ def _call(model: Benchable) -> Callable[[int], object]:
 def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
-    folder = found(path)
+    folder = find_folder(path)
     return sum(one.stat().st_size for one in (folder / run_format.WEIGHTS, folder / run_format.TREES) if one.is_file())
 
 

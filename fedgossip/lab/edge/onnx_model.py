@@ -101,7 +101,7 @@ class OnnxModel:
         Raises ConfigError for another shape or kind, TrainingError for a result that is not finite.
         """
         measuring = Measuring(self.facts, as_learned(examples, self.facts))
-        return measuring.of(lambda rows: self._outputs(examples.x[rows]), self._unusable)
+        return measuring.measure(lambda rows: self._outputs(examples.x[rows]), self._unusable)
 
     def _unusable(self, what: str) -> TrainingError:
         return TrainingError(f"{self.path}: it cannot be used: its {what}", "Train the model again, and export it.")

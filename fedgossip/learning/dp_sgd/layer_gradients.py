@@ -210,7 +210,7 @@ def _linear(layer: nn.Linear, a: Tensor, e: Tensor) -> LayerGradients:
     if a.dim() == 2:
         return Factors(e.float(), a.float(), bias)
     a, e = a.flatten(1, -2), e.flatten(1, -2)
-    return _apart(bias, torch.bmm(e.transpose(1, 2), a), e.sum(1))
+    return _separate(bias, torch.bmm(e.transpose(1, 2), a), e.sum(1))
 
 
 def _convolution(layer: nn.Conv2d, a: Tensor, e: Tensor) -> LayerGradients:
@@ -232,18 +232,18 @@ def _convolution(layer: nn.Conv2d, a: Tensor, e: Tensor) -> LayerGradients:
         seen = windows[part].reshape(-1, places, window)
         torch.bmm(e[part].transpose(1, 2), seen, out=found[part])
     laid = found.view(rows, outputs, height, width, layer.in_channels)
-    return _apart(layer.bias is not None, laid, e.sum(1), (0, 3, 1, 2))
+    return _separate(layer.bias is not None, laid, e.sum(1), (0, 3, 1, 2))
 
 
 def _group_norm(layer: nn.GroupNorm, a: Tensor, e: Tensor) -> LayerGradients:
     normalised = functional.group_norm(a, layer.num_groups, eps=layer.eps)
-    return _apart(True, (e * normalised).flatten(2).sum(2), e.flatten(2).sum(2))
+    return _separate(True, (e * normalised).flatten(2).sum(2), e.flatten(2).sum(2))
 
 
 def _layer_norm(layer: nn.LayerNorm, a: Tensor, e: Tensor) -> LayerGradients:
     normalised = functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     shape = (len(a), -1, *layer.normalized_shape)
-    return _apart(layer.bias is not None, (e * normalised).reshape(shape).sum(1), e.reshape(shape).sum(1))
+    return _separate(layer.bias is not None, (e * normalised).reshape(shape).sum(1), e.reshape(shape).sum(1))
 
 
 def _embedding(layer: nn.Embedding, a: Tensor, e: Tensor) -> LayerGradients:
@@ -254,10 +254,10 @@ def _embedding(layer: nn.Embedding, a: Tensor, e: Tensor) -> LayerGradients:
     found = found.view(rows, vocabulary, width)
     if layer.padding_idx is not None:
         found[:, layer.padding_idx] = 0
-    return _apart(False, found, found)
+    return _separate(False, found, found)
 
 
-def _apart(has_bias: bool, weight: Tensor, bias: Tensor, order: Sequence[int] | None = None) -> Apart:
+def _separate(has_bias: bool, weight: Tensor, bias: Tensor, order: Sequence[int] | None = None) -> Apart:
     return Apart([weight, bias], [order, None]) if has_bias else Apart([weight], [order])
 
 
@@ -279,7 +279,7 @@ class Call(NamedTuple):
 
 
 class Layered:
-    """A module and its layers as found by `known_layers`; one `PerExample`."""
+    """A module and its layers as found by `find_layers`; one `PerExample`."""
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module], criterion: Criterion | None = None) -> None:
         self._module, self._layers = module, layers
@@ -290,7 +290,7 @@ class Layered:
         self.elements = 0
         """Stored gradient numbers per example in the last call; layers with factors count as 0."""
 
-    def by_layer(self, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
+    def compute_by_layer(self, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
         """Return the gradients of b >= 1 examples layer by layer; .grad stays unchanged.
 
         Raises ConfigError for a layer whose input is not one tensor with an example per row.
@@ -317,7 +317,7 @@ class Layered:
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """See `PerExample`."""
-        return [one for layer in self.by_layer(x, y) for one in layer.each()]
+        return [one for layer in self.compute_by_layer(x, y) for one in layer.each()]
 
     def _is_chain(self) -> bool:
         """Return whether the layers form a chain, which needs no (slow) hooks."""
@@ -365,7 +365,7 @@ class Layered:
         return Call(place, taken[0].detach(), get_gradient_edge(given))
 
 
-def known_layers(module: nn.Module) -> list[nn.Module] | None:
+def find_layers(module: nn.Module) -> list[nn.Module] | None:
     """Return the trained layers of a module, in its parameters' order; None unless each trained parameter belongs to a
     fully trained layer with a formula.
     """

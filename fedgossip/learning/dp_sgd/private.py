@@ -34,7 +34,7 @@ from torch import nn
 
 from fedgossip.base.errors import ConfigError, needed
 from fedgossip.data.objectives import Objective
-from fedgossip.learning.dp_sgd.layer_gradients import Layered, LayerGradients, known_layers, parts, squares
+from fedgossip.learning.dp_sgd.layer_gradients import Layered, LayerGradients, find_layers, parts, squares
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model.batches import Indices
@@ -170,7 +170,7 @@ class PrivateGradients:
         if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
             yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
             return
-        layers, weights = cut(self._by_layers(way, x, y), self._privacy.clip, self._elements)
+        layers, weights = cut(self._compute_by_layer(way, x, y), self._privacy.clip, self._elements)
         for layer, parameters in zip(layers, way.parameters, strict=True):
             for part in layer.single_sums(weights, [gradient_of(parameter) for parameter in parameters]):
                 yield part, part
@@ -198,7 +198,7 @@ class PrivateGradients:
         way = self._layers
         rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
         if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
-            yield from cut_sums(self._by_layers(way, x, y), self._privacy.clip, self._elements)
+            yield from cut_sums(self._compute_by_layer(way, x, y), self._privacy.clip, self._elements)
             return
         if self._total is None:
             self._total = torch.empty(self._elements, dtype=torch.float64, device=self._trained[0].device)
@@ -211,7 +211,9 @@ class PrivateGradients:
                 self._one_by_one(x[part], y[part])
             else:
                 place = 0
-                for found in cut_sums(self._by_layers(way, x[part], y[part]), self._privacy.clip, self._elements):
+                for found in cut_sums(
+                    self._compute_by_layer(way, x[part], y[part]), self._privacy.clip, self._elements
+                ):
                     total[place : place + found.numel()].add_(found)
                     place += found.numel()
             start += rows
@@ -228,18 +230,18 @@ class PrivateGradients:
     def _rows(self, elements: int) -> int:
         return max(1, CHUNK_ELEMENTS // max(1, elements))
 
-    def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
-        with torch.enable_grad(), self._kept_buffers():
-            return way.by_layer(x, y)
+    def _compute_by_layer(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
+        with torch.enable_grad(), self._keep_buffers():
+            return way.compute_by_layer(x, y)
 
     def _one_by_one(self, x: torch.Tensor, y: torch.Tensor) -> None:
         assert self._total is not None
-        with torch.enable_grad(), self._kept_buffers():
+        with torch.enable_grad(), self._keep_buffers():
             apart = self._way.gradients(x, y)
         add_clipped(self._shaped(self._total), apart, self._privacy.clip)
 
     @contextmanager
-    def _kept_buffers(self) -> Iterator[None]:
+    def _keep_buffers(self) -> Iterator[None]:
         kept = [buffer.clone() for buffer in self._module.buffers()] if self._buffered else []
         yield
         if kept:
@@ -341,7 +343,7 @@ def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExa
             )
     if any(isinstance(part, ONE_BY_ONE) for part in module.modules()):
         return Alone(module, criterion)
-    if layers := known_layers(module):
+    if layers := find_layers(module):
         return Layered(module, layers, criterion)
     return Hooked(module, criterion)
 
@@ -392,10 +394,10 @@ class Alone:
         self.criterion = criterion or Criterion(Objective())
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        each = [self.of_batch(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+        each = [self.sum_batch(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
         return [torch.stack(column) for column in zip(*each, strict=True)]
 
-    def of_batch(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def sum_batch(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the sum of the examples' gradients."""
         loss = self.criterion.summed(self._module(x), y)
         found = torch.autograd.grad(loss, self._trained, allow_unused=True)
@@ -451,7 +453,7 @@ def _not_their_own(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch
     alone = Alone(module, way.criterion)
     with way.unhooked() if isinstance(way, Hooked) else nullcontext():
         with torch.random.fork_rng():
-            together = alone.of_batch(x, y)
+            together = alone.sum_batch(x, y)
         if not _near(*(_line(parts) for parts in ([one.sum(0) for one in apart], together))):
             return "do not add up to that of the batch"
         with torch.no_grad():

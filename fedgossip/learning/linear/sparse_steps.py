@@ -52,7 +52,7 @@ class SparseExamples:
     columns: Keys
     labels: npt.NDArray[np.float64]
 
-    def of(self, first: int, stop: int) -> SparseExamples:
+    def select(self, first: int, stop: int) -> SparseExamples:
         """Return some of the examples, as views."""
         begin, end = self.starts[first], self.starts[stop]
         return SparseExamples(self.starts[first : stop + 1] - begin, self.columns[begin:end], self.labels[first:stop])
@@ -79,13 +79,13 @@ class SparseLogistic:
         self.value = 1 / math.sqrt(nonzeros)
         self._truth = KeyedTable(features, seed=integer(seed, "truth"), scale=4.0, kind="float64")
         self._held: dict[NodeId, SparseExamples] = {}
-        self._test = self._drawn("sparse-test", 0, TESTED)
+        self._test = self._draw("sparse-test", 0, TESTED)
         self.watched = frozen_keys(np.unique(self._test.columns))
         self.length = self.watched.size
         about = f"sparse-logistic/{features}/{nonzeros}/{seed}"
         self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
 
-    def _drawn(self, purpose: str, node: NodeId, count: int) -> SparseExamples:
+    def _draw(self, purpose: str, node: NodeId, count: int) -> SparseExamples:
         """Draw examples by exact arithmetic: identical on all processors."""
         drawn, features = stream(self.seed, purpose, node), self.table.rows
         octaves = drawn.integers(0, features.bit_length(), (count, self.nonzeros))
@@ -100,17 +100,17 @@ class SparseLogistic:
         margins = np.add.reduceat(truth, starts[:-1]) * self.value
         return SparseExamples(starts, found, (drawn.random(count) < _sigmoid(margins)).astype(np.float64))
 
-    def held(self, node: NodeId) -> SparseExamples:
+    def get_examples(self, node: NodeId) -> SparseExamples:
         """Return the examples of a node, drawn on the first request."""
         if node not in self._held:
-            self._held[node] = self._drawn("sparse-examples", node, self.examples)
+            self._held[node] = self._draw("sparse-examples", node, self.examples)
         return self._held[node]
 
     def _batch(self, node: NodeId, round: int, batches: int) -> list[SparseExamples]:
         """Return the batches of a job; a pass ends with its last whole batch."""
         whole, size = self.examples // self.batch_size, self.batch_size
         places = [(round * batches + turn) % whole for turn in range(batches)]
-        return [self.held(node).of(place * size, (place + 1) * size) for place in places]
+        return [self.get_examples(node).select(place * size, (place + 1) * size) for place in places]
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
         columns = [one.columns for one in self._batch(node, round, batches)]
@@ -188,16 +188,16 @@ class SparseBatches:
         passes = max(1, round((settings.local_epochs or 1) * self.whole))
         self.steps = settings.local_steps or passes
 
-    def of(self, node: NodeId, round: int, rank: int = 0, size: int = 1) -> Iterator[RowBatch]:
+    def iterate(self, node: NodeId, round: int, rank: int = 0, size: int = 1) -> Iterator[RowBatch]:
         """Yield the batches of a job in order; for one of `size` processes every size-th, starting at `rank`."""
         for turn in range(rank, self.steps, size):
-            yield self.at(node, (round * self.steps + turn) % self.whole)
+            yield self.get(node, (round * self.steps + turn) % self.whole)
 
-    def at(self, node: NodeId, place: int) -> RowBatch:
+    def get(self, node: NodeId, place: int) -> RowBatch:
         """Return the batch at a position in the node's examples."""
         if (node, place) not in self._made:
             wide = self.problem.batch_size
-            examples = self.problem.held(node).of(place * wide, (place + 1) * wide)
+            examples = self.problem.get_examples(node).select(place * wide, (place + 1) * wide)
             keys, at = np.unique(examples.columns, return_inverse=True)
             self._made[node, place] = RowBatch(frozen_keys(keys), at, examples)
         return self._made[node, place]
@@ -276,7 +276,9 @@ class SparseSteps:
 
     def _alone(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]:
         line, value = job.vector.copy(), self.problem.value
-        return line, Race(fmean(step_on(line, one, value, rate) for one in self.batches.of(job.node, job.round)), {})
+        return line, Race(
+            fmean(step_on(line, one, value, rate) for one in self.batches.iterate(job.node, job.round)), {}
+        )
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return [self._gradient(job) for job in jobs]
@@ -287,7 +289,7 @@ class SparseSteps:
             raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
         batches, total, losses = job.accumulate or 1, np.zeros(self.length), []
         for turn in range(batches):
-            batch = self.batches.at(job.node, (job.round * batches + turn) % self.batches.whole)
+            batch = self.batches.get(job.node, (job.round * batches + turn) % self.batches.whole)
             loss, gradient = slope(job.vector[batch.keys], batch, self.problem.value)
             total[batch.keys] += gradient / batches
             losses.append(loss)

@@ -83,9 +83,9 @@ class WordsTask:
         if not math.isfinite(value):
             raise TrainingError(f"node {job.node}, round {job.round}: the loss is {value}", "Lower train.lr.")
         metrics = {"loss": value, "steps": 1, "rows": float(len(places))}
-        return Update(frozen(gradient), self.held(job.node), metrics)
+        return Update(frozen(gradient), self.count_examples(job.node), metrics)
 
-    def held(self, node: NodeId) -> int:
+    def count_examples(self, node: NodeId) -> int:
         """Return the number of a node's examples."""
         return len(self._shares[node])
 
@@ -187,9 +187,9 @@ class WordSteps:
             vocabulary=None, settings=asdict(self.settings), examples=[], silence=SILENT_SECONDS,
         )  # fmt: skip
         examples = {"words": words.words, "labels": words.labels.numpy()}
-        return HogwildSteps(setup, examples, self.length, self._given)
+        return HogwildSteps(setup, examples, self.length, self._plan_arrays)
 
-    def _given(self, job: Job) -> Mapping[str, npt.NDArray[Any]]:
+    def _plan_arrays(self, job: Job) -> Mapping[str, npt.NDArray[Any]]:
         plan = self.words.batches.plan(job.node, job.round)
         return {"indices": plan.indices, "counts": plan.counts}
 
@@ -202,7 +202,7 @@ class WordSteps:
     def _trained(self, job: Job) -> Update:
         rate = self.settings.rate(job.round, self._rounds)
         steps = len(self.words.batches.plan(job.node, job.round).counts)
-        return stepped_table(job, rate, self.steps, steps, self.words.held(job.node))
+        return stepped_table(job, rate, self.steps, steps, self.words.count_examples(job.node))
 
     def _places(self, job: Job) -> Iterator[Indices]:
         plan = self.words.batches.plan(job.node, job.round, job.accumulate if job.gradient else None)
@@ -228,7 +228,7 @@ class WordSteps:
         if not math.isfinite(loss):
             raise TrainingError(f"node {job.node}, round {job.round}: the loss is {loss}", "Lower train.lr.")
         metrics = {"loss": loss, "steps": 1, "rows": float(len(places))}
-        return Update(frozen(whole.reshape(-1)), self.words.held(job.node), metrics)
+        return Update(frozen(whole.reshape(-1)), self.words.count_examples(job.node), metrics)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss", "accuracy"} on the test set, of whole vectors."""

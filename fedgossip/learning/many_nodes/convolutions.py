@@ -193,7 +193,7 @@ class Lines:
         self.layer, self.rows, self.tensors = layer, rows, tensors
         wide, lines, self._z, errors, self._fallen, halves, best, error, self._marks = tensors
         k, kernel, padding, channels = len(wide), layer.kernel, layer.padding, layer.channels
-        (seen_height, seen_width), line = _seen(layer), kernel * channels
+        (seen_height, seen_width), line = _measure_visible(layer), kernel * channels
         height, width = 2 * layer.half_height, 2 * layer.half_width
         across = rows * width  # rows between a place and the one below it
         size = (k, seen_height, rows, width, line)
@@ -216,7 +216,7 @@ class Lines:
 
     @staticmethod
     def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
-        (seen_height, _), (height, width) = _seen(layer), picture(layer)
+        (seen_height, _), (height, width) = _measure_visible(layer), picture(layer)
         half, across, c = layer.half_height, 2 * layer.half_width, layer.outputs
         line = layer.kernel * layer.channels
         marks = zeros(k, 2, half * rows * layer.half_width)
@@ -240,7 +240,7 @@ class Lines:
 
     def feeds_back(self, error: Tensor) -> None:
         """Set the buffer of the error below: [k, height, rows, width, channels], zero outside this layer's view."""
-        layer, (seen_height, seen_width), width = self.layer, _seen(self.layer), 2 * self.layer.half_width
+        layer, (seen_height, seen_width), width = self.layer, _measure_visible(self.layer), 2 * self.layer.half_width
         error = error[:, :seen_height]
         self._below: list[tuple[Tensor, Tensor]] = []
         order = sorted(range(layer.kernel), key=lambda j: j != layer.padding)  # the one that meets every place first
@@ -282,7 +282,7 @@ def _pair(grid: Tensor, axis: int) -> Pair:
     return even, odd
 
 
-def _seen(layer: Convolution) -> tuple[int, int]:
+def _measure_visible(layer: Convolution) -> tuple[int, int]:
     height, width = picture(layer)
     return min(layer.height, height - layer.padding), min(layer.width, width - layer.padding)
 
@@ -296,7 +296,7 @@ class Convolutions:
         self.images = parts[0].images
 
     @classmethod
-    def of(cls, layers: Sequence[Convolution], k: int, rows: int, zeros: Zeros) -> Convolutions:
+    def from_layers(cls, layers: Sequence[Convolution], k: int, rows: int, zeros: Zeros) -> Convolutions:
         kinds = [Lines if number else Windows for number in range(len(layers))]
         return cls(
             layers,
@@ -313,7 +313,7 @@ class Convolutions:
         """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer; read its `error`
         of the same shape.
         """
-        for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
+        for number, (part, own) in enumerate(zip(self.parts, self._group_by_layer(weights), strict=True)):
             part.take(own)
             pool, bias = part.pool, own[-1][:, 0]
             if number + 1 == len(self.parts):
@@ -322,7 +322,7 @@ class Convolutions:
             above = self.parts[number + 1]
             assert isinstance(above, Lines)
             above.feeds_back(pool.error)
-            pool.join(bias, _seen(above.layer), above.signal, pool.error)
+            pool.join(bias, _measure_visible(above.layer), above.signal, pool.error)
 
     def forward(self) -> None:
         """Fill the signal of the first linear layer from the examples in `images`."""
@@ -331,10 +331,10 @@ class Convolutions:
 
     def backward(self, updates: Sequence[Tensor], keep: int) -> None:
         """Set `updates`, like the weights, to keep * updates + gradient; `keep` is 0 or 1."""
-        for part, update in zip(reversed(self.parts), reversed(self._by_layer(updates)), strict=True):
+        for part, update in zip(reversed(self.parts), reversed(self._group_by_layer(updates)), strict=True):
             part.backward(update, keep)
 
-    def _by_layer(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    def _group_by_layer(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         found, begin = [], 0
         for rows in weight_rows(self.layers):
             found.append(tensors[begin : begin + len(rows)])
@@ -351,7 +351,7 @@ def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
     """Return float32 [m, channels, height, width] as padded rows for `Windows.images`."""
     height, width = picture(layer)
     padded = np.zeros((len(examples), layer.channels, height, width), np.float32)
-    down, across = _seen(layer)
+    down, across = _measure_visible(layer)
     inside = padded[:, :, layer.padding : layer.padding + down, layer.padding : layer.padding + across]
     inside[:] = examples.reshape(-1, layer.channels, layer.height, layer.width)[:, :, :down, :across]
     fourfold = padded.reshape(-1, layer.channels, height // 2, 2, width // 2, 2).transpose(0, 1, 3, 5, 2, 4)

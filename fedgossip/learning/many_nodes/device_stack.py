@@ -85,7 +85,7 @@ class DeviceStack:
         self._retried(lambda: self._load(models))
 
     def _load(self, models: Vector) -> None:
-        for rows, workspace in self._in_blocks():
+        for rows, workspace in self._make_blocks():
             workspace.load(0, torch.from_numpy(np.array(models[rows])).to(self.device))
         for into, given in zip(self._models, self._trained, strict=True):
             into.copy_(given)
@@ -101,7 +101,7 @@ class DeviceStack:
     def _store(self, out: Vector) -> None:
         for into, given in zip(self._trained, self._models, strict=True):  # no longer needed by any round
             into.copy_(given)
-        for rows, workspace in self._in_blocks():
+        for rows, workspace in self._make_blocks():
             flat = torch.empty((rows.stop - rows.start, out.shape[1]), device=self.device)
             workspace.store(0, flat)
             out[rows] = flat.cpu().numpy()
@@ -123,7 +123,7 @@ class DeviceStack:
         self._feed(indices, lr)
         self._do("train", None, self._train)
         found: list[torch.Tensor] = []
-        self._retried(lambda: found.extend(self._before_mixing()))
+        self._retried(lambda: found.extend(self._measure_before_mixing()))
         self._mix(mixing, phase)
         self._retried(lambda: found.append(squared_distance(self._model_rows)))
         self._keep()
@@ -184,12 +184,12 @@ class DeviceStack:
         self._kept_finite[self._kept].copy_(self._finite)
         self._kept += 1
 
-    def _before_mixing(self) -> list[torch.Tensor]:
+    def _measure_before_mixing(self) -> list[torch.Tensor]:
         trained, models = self._trained_rows, self._model_rows
         return [squared_distance(trained), squared_distance(trained, models), squared_size(trained)]
 
     def _train(self) -> None:
-        for rows, workspace in self._in_blocks():
+        for rows, workspace in self._make_blocks():
             given, trained = [one[rows] for one in self._models], workspace.stacks[0]
             for into, one in zip(trained, given, strict=True):
                 into.copy_(one)
@@ -206,7 +206,7 @@ class DeviceStack:
         """Take the local steps; return each node's mean loss [k]."""
         k, width = rows.stop - rows.start, self._engine.width
         examples = [one[rows].view(-1) for one in self._examples]
-        steps = self._engine.layout.of_rows(examples, self._scale, k)
+        steps = self._engine.layout.arrange_rows(examples, self._scale, k)
         total = torch.zeros(k, dtype=torch.float64, device=self.device)
         for step in range(len(examples)):
             picked = torch.empty(k * width, device=self.device)
@@ -216,7 +216,7 @@ class DeviceStack:
 
     # --- memory -----------------------------------------------------------------------------------------------
 
-    def _in_blocks(self) -> list[tuple[slice, Workspace]]:
+    def _make_blocks(self) -> list[tuple[slice, Workspace]]:
         if not self._blocks:
             parts = [slice(at, min(self.n, at + self._most)) for at in range(0, self.n, self._most)]
             stacks = [[one[rows] for one in self._trained] for rows in parts]
@@ -334,10 +334,10 @@ def squared_distance(rows: Sequence[Rows], since: Sequence[Rows] | None = None) 
     Each difference is rounded to float32, as in `vectors.consensus_distance`.
     """
 
-    def apart(block: torch.Tensor) -> torch.Tensor:
+    def centre(block: torch.Tensor) -> torch.Tensor:
         return block - block.mean(0)
 
-    return _summed(rows, since, apart)
+    return _summed(rows, since, centre)
 
 
 def squared_size(rows: Sequence[Rows]) -> torch.Tensor:

@@ -96,7 +96,7 @@ class JobBlocks:
         """Train the jobs; None for an unsuitable module."""
         _, round = jobs[0].name
         try:
-            found = self._in_blocks(stack, jobs)
+            found = self._train_in_blocks(stack, jobs)
         except OutOfMemory:
             raise
         except Exception as error:  # also of the user's module: the loop repeats the jobs, and raises it again
@@ -119,7 +119,7 @@ class JobBlocks:
             self._reported.add(report.name)
             self._write(report)
 
-    def _in_blocks(self, stack: ModuleStack, jobs: Sequence[Assignment]) -> list[JobResult]:
+    def _train_in_blocks(self, stack: ModuleStack, jobs: Sequence[Assignment]) -> list[JobResult]:
         found: dict[int, JobResult] = {}
         while len(found) < len(jobs):
             left = [job for job in jobs if id(job) not in found]
@@ -257,11 +257,11 @@ class NodeRows:
 
     def first(self, nodes: int) -> NodeRows:
         """Return the first nodes, as views."""
-        return self._of(lambda tensor: tensor[:nodes])
+        return self._map(lambda tensor: tensor[:nodes])
 
     def copied(self, nodes: torch.Tensor) -> NodeRows:
         """Return copies of some nodes."""
-        return self._of(lambda tensor: tensor[nodes])
+        return self._map(lambda tensor: tensor[nodes])
 
     def put(self, nodes: torch.Tensor, part: NodeRows) -> None:
         """Write a copy from `copied` back."""
@@ -269,7 +269,7 @@ class NodeRows:
         for whole, some in [*pairs, *((self.buffers[name], one) for name, one in part.buffers.items())]:
             whole[nodes] = some
 
-    def _of(self, chosen: Callable[[torch.Tensor], torch.Tensor]) -> NodeRows:
+    def _map(self, chosen: Callable[[torch.Tensor], torch.Tensor]) -> NodeRows:
         pull = self.pull
         if pull is not None:
             pull = optimizers.Pull(chosen(pull.mu), chosen(pull.anchor), chosen(pull.correction))
@@ -342,7 +342,7 @@ class ModuleStack:
         batches = list(batches_of(jobs))
         uneven = iter(self._places([one.nodes for one in batches if one.nodes is not None]))
         self._module.train()
-        with _by_formula(), self._examples.batches([one.rows for one in batches]) as examples:
+        with _force_formula(), self._examples.batches([one.rows for one in batches]) as examples:
             for batch, (x, y) in zip(batches, examples, strict=True):
                 factor, lost = factors[batch.step], losses[batch.step]
                 if batch.nodes is None:
@@ -495,7 +495,7 @@ def batches_of(jobs: Sequence[Assignment]) -> Iterator[NodesBatch]:
 
 
 @contextmanager
-def _by_formula() -> Iterator[None]:
+def _force_formula() -> Iterator[None]:
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("error", ONE_BY_ONE)
         yield

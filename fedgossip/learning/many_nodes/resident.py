@@ -68,9 +68,9 @@ class HostStack:
         self._sums = torch.zeros((len(self._models), n))
         self._losses: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = []
         self._mixings: dict[int, HostMixing] = {}
-        self._blocks = list(self._in_blocks())
+        self._blocks = list(self._make_blocks())
 
-    def _in_blocks(self) -> list[_Block]:
+    def _make_blocks(self) -> list[_Block]:
         shape, width = self._engine.shape, self._engine.width
         room = Workspace(shape, self._most, width, 1, self.device)
         found = []
@@ -134,11 +134,11 @@ class HostStack:
     @torch.no_grad()
     def _train(self, indices: Indices, lr: float) -> None:
         engine, picked = self._engine, self._picked
-        whole = engine.layout.of_full_batches(indices, lr, self._most)
+        whole = engine.layout.arrange_full_batches(indices, lr, self._most)
         for nodes, workspace, models, trained in self._blocks:
             for into, given in zip(trained, models, strict=True):
                 into.copy_(given)
-            steps = whole.of_block(nodes, engine.layout.top)
+            steps = whole.select_block(nodes, engine.layout.top)
             for step in range(len(picked)):
                 engine.plain_step(workspace, steps, step, picked[step, nodes].view(-1))
             for total, given, one in zip(self._sums, models, trained, strict=True):
@@ -257,7 +257,7 @@ class ResidentStack:
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
         stack: Any = self._stack
         lr = self._settings.rate(round, self._rounds)
-        indices = self._batches.of_all(round, stack.n)
+        indices = self._batches.plan_all(round, stack.n)
         assert indices is not None, "local steps are a number"
         with self._errors_of(f"round {round}"):
             mixing = stack.mixing_of(phase, groups)

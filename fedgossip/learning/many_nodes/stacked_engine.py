@@ -29,7 +29,14 @@ from fedgossip.core.machine import Terms
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.many_nodes.convolutions import Shape, pictures
-from fedgossip.learning.many_nodes.stacked_steps import StepLayout, Steps, mean_losses, summed_losses, taken_in, top_of
+from fedgossip.learning.many_nodes.stacked_steps import (
+    StepLayout,
+    Steps,
+    count_steps,
+    mean_losses,
+    summed_losses,
+    top_of,
+)
 from fedgossip.learning.many_nodes.workspace import Workspace, node_bytes, padded
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.batches import BatchPlan, Indices
@@ -112,7 +119,7 @@ class LayerStack:
                 part = order[start : start + block]
                 taken = [int(states[j].get("steps", 0)) for j in part]
                 pulls = [pulled[j] for j in part if j in pulled]
-                steps = self.layout.of_plans([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
+                steps = self.layout.arrange_plans([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
                 found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part], pulls)
                 outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
@@ -128,12 +135,12 @@ class LayerStack:
         n, block = len(models), self.plain_block
         finite = np.empty(n, np.bool_)
         picked = torch.zeros((len(indices), n, self.width))
-        given, trained = _read_only(models), torch.from_numpy(into)
+        given, trained = _view_read_only(models), torch.from_numpy(into)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported
-            whole = self.layout.of_full_batches(indices, lr, block)
+            whole = self.layout.arrange_full_batches(indices, lr, block)
             for start in range(0, n, block):
                 rows = slice(start, min(n, start + block))
-                steps = whole.of_block(rows, self._top)
+                steps = whole.select_block(rows, self._top)
                 workspace = self._workspace(rows.stop - start, self.width, 1)
                 workspace.load(0, given[rows])
                 for step in range(len(indices)):
@@ -168,7 +175,7 @@ class LayerStack:
         self, plans: Sequence[BatchPlan], vectors: Sequence[Vector], stretches: GradientStretches | None
     ) -> Iterator[Outcome]:
         k = len(vectors)
-        steps = self.layout.of_gradient(plans)
+        steps = self.layout.arrange_gradient(plans)
         weight = steps.weight
         workspace = self._workspace(k, self.width, GRADIENT_COPIES)
         workspace.load(0, self._tensor(np.stack(vectors)))
@@ -314,7 +321,7 @@ class LayerStack:
             ws.store(number, flat)
             for state, row in zip(states, flat.cpu().numpy(), strict=True):
                 state[name] = row.copy()
-        for state, count in zip(states, taken_in(steps.weight), strict=True):
+        for state, count in zip(states, count_steps(steps.weight), strict=True):
             state["steps"] = np.asarray(int(state.get("steps", 0)) + int(count))
 
     # --- evaluation -------------------------------------------------------------------------------------------
@@ -407,7 +414,7 @@ def _backward(ws: Workspace, layer: int) -> None:
     torch.ops.aten.threshold_backward.grad_input(below, ws.z[layer - 1], 0, grad_input=below)
 
 
-def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:
+def _view_read_only(array: npt.NDArray[Any]) -> torch.Tensor:
     """Return the tensor of a read-only array, without a copy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -42,7 +42,7 @@ class Steps:
     active: list[int]  # how many nodes still have a step
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None without terms
 
-    def of_block(self, nodes: slice, top: Top) -> Steps:
+    def select_block(self, nodes: slice, top: Top) -> Steps:
         """Return the steps of plain SGD of some nodes, one block of these."""
         width, k = self.weight.shape[2], nodes.stop - nodes.start
         places = slice(nodes.start * width, nodes.stop * width)
@@ -57,35 +57,35 @@ class StepLayout:
     def __init__(self, settings: TrainSettings, width: int, top: Top, device: torch.device) -> None:
         self.settings, self.width, self.top, self.device = settings, width, top, device
 
-    def of_plans(
+    def arrange_plans(
         self, plans: Sequence[BatchPlan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
     ) -> Steps:
         """Return the steps of a training, for nodes that have taken `taken` steps."""
-        indices, counts = self._drawn(plans)
+        indices, counts = self._arrange_examples(plans)
         weight = self._used(counts) * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
         rates = optimizers.rates(self.settings, lrs, taken, len(counts))
         scale = weight * -rates.rate[:, :, None] if self.settings.plain and not pulls else weight
         return self._laid(indices, counts, weight, scale, rates, pulls)
 
-    def of_gradient(self, plans: Sequence[BatchPlan]) -> Steps:
+    def arrange_gradient(self, plans: Sequence[BatchPlan]) -> Steps:
         """Return the steps for a mean gradient over all examples of a plan."""
-        indices, counts = self._drawn(plans)
+        indices, counts = self._arrange_examples(plans)
         examples = counts.sum(axis=0).astype(np.float32)
         weight = self._used(counts) * (np.float32(1) / examples)[:, None]
         idle = optimizers.rates(self.settings, [0.0] * len(plans), [0] * len(plans), len(counts))
         return self._laid(indices, counts, weight, weight, idle, ())
 
-    def of_full_batches(self, indices: Indices, lr: float, block: int) -> Steps:
+    def arrange_full_batches(self, indices: Indices, lr: float, block: int) -> Steps:
         """Return the steps of plain SGD over examples [steps, k, width] of the settings' length, in blocks of nodes
-        (`Steps.of_block`).
+        (`Steps.select_block`).
         """
         steps = len(indices)
         rows, targets = self.tensor(indices.reshape(steps, -1)), self.tensor(self.top.targets(indices, block))
         weight = np.broadcast_to(self.full_weight, indices.shape)
         return self._plain(rows.unbind(), targets.unbind(), self.tensor(self.full_scale(lr)), weight)
 
-    def of_rows(self, rows: Sequence[torch.Tensor], scale: torch.Tensor, k: int) -> Steps:
-        """As `of_full_batches`, for examples [k * width] a step and their `full_scale`, on the device."""
+    def arrange_rows(self, rows: Sequence[torch.Tensor], scale: torch.Tensor, k: int) -> Steps:
+        """As `arrange_full_batches`, for examples [k * width] a step and their `full_scale`, on the device."""
         targets = tuple(self.top.placed(examples, k) for examples in rows)
         return self._plain(tuple(rows), targets, scale, np.broadcast_to(self.full_weight, (len(rows), k, self.width)))
 
@@ -110,7 +110,7 @@ class StepLayout:
         steps, k, _ = weight.shape
         return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
 
-    def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
+    def _arrange_examples(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
         """Return the examples [steps, k, width] and the number of counting ones [steps, k]."""
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:
@@ -158,14 +158,14 @@ class StepLayout:
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self.device)
 
 
-def taken_in(weight: Floats) -> npt.NDArray[np.int64]:
+def count_steps(weight: Floats) -> npt.NDArray[np.int64]:
     """Return the number of steps of each node."""
     return np.asarray(np.count_nonzero(weight[:, :, 0], axis=0))
 
 
 def mean_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
     """Return per node the mean over its steps of the mean loss of a step, summed in float64, node by node."""
-    return np.asarray(summed_losses(picked, weight) / taken_in(weight))
+    return np.asarray(summed_losses(picked, weight) / count_steps(weight))
 
 
 def summed_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:

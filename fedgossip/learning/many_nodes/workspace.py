@@ -121,7 +121,7 @@ class Workspace:
         self.logits, self.log_probabilities, self.top = (zeros(k, sizes[-1], rows) for _ in range(3))
         self.order = order_of(shape).to(device) if shape.convolutions else None
         self.back = None if self.order is None else torch.argsort(self.order)
-        self.convolutions = Convolutions.of(shape.convolutions, k, rows, zeros) if shape.convolutions else None
+        self.convolutions = Convolutions.from_layers(shape.convolutions, k, rows, zeros) if shape.convolutions else None
         self.risen = zeros(k, rows, sizes[0]) if shape.convolutions else None
         self._derive()
         self._narrow: dict[int, Workspace] = {k: self}

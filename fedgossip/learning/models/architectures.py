@@ -236,7 +236,7 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     """
     kind, _, rest = source.partition(":")
     if kind in OPTIONS and "?" in rest:
-        return _with_options(source, shape, classes, vocabulary)
+        return _apply_options(source, shape, classes, vocabulary)
     if kind.partition("?")[0] in FITTED:
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
     name, _, options = source.partition("?")
@@ -275,7 +275,7 @@ OPTIONS = {
 USUAL = {"top": 2, "capacity": 1.25, "balance": 0.01}
 
 
-def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: int | None) -> Architecture:
+def _apply_options(source: str, shape: Sequence[int], classes: int, vocabulary: int | None) -> Architecture:
     name, _, words = source.partition("?")
     kinds = OPTIONS[name.partition(":")[0]]
     found: dict[str, float] = {}

@@ -36,7 +36,7 @@ from fedgossip.learning.models.model_files import (
     ModelFacts,
     content_of,
     facts_of,
-    found,
+    find_folder,
     tensors_of,
 )
 from fedgossip.learning.models.trees import TreeMargins, decoded_trees
@@ -61,7 +61,7 @@ class LoadedModel:
         """Raises ConfigError for examples of another shape; TrainingError if the module raises."""
         return self._answers(self._scaled(np.asarray(x)))
 
-    def of_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
+    def predict_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
         """Return the result of a call for already scaled examples.
 
         Raises ConfigError for another scale or kind.
@@ -96,7 +96,7 @@ class LoadedModel:
         scaled = as_learned(examples, self.facts)
         with _modules_of(self.facts):
             measuring = Measuring(self.facts, scaled, self._base)
-        return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])), self.unusable)
+        return measuring.measure(lambda rows: self.outputs_of(self._checked(scaled.x[rows])), self.unusable)
 
     def unusable(self, what: str) -> TrainingError:
         """Return the error of a model with outputs that are not finite; `what` describes them; it names the first wrong
@@ -152,7 +152,7 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
     `node`: the node whose personal layers to use, if some stay at the nodes.  `run_code`: run the copied modules of the
     model's author, a program.  Raises ConfigError for an incomplete model, and for one that cannot be rebuilt.
     """
-    folder = found(Path(path))
+    folder = find_folder(Path(path))
     facts = facts_of(folder)
     if not facts.source:
         advice = "Load weights.safetensors into the module that you trained: safetensors.torch.load_file."
@@ -303,7 +303,7 @@ def example_of(data: Dataset) -> Dataset:
     return data.subset(np.arange(1))
 
 
-def whole_model(
+def build_whole_model(
     recipe: Recipe,
     module: nn.Module,
     layout: Layout,
@@ -317,14 +317,14 @@ def whole_model(
     personal = Layout.personal_of(module, settings.stays)
     about = {**recipe.facts(layout.schema), "node": node}
     if node is not None:
-        own = _own(personal, memories.get(node, {}))
+        own = _select_own(personal, memories.get(node, {}))
         return WholeModel({**_tensors(module), **own}, about, recipe.code())
     lacks = (*personal.names, *(_statistics(module) if settings.buffers == "local" else ()))
-    parts = {who: _own(personal, memory) for who, memory in sorted(memories.items())} if lacks else {}
+    parts = {who: _select_own(personal, memory) for who, memory in sorted(memories.items())} if lacks else {}
     return WholeModel(_tensors(module), about, recipe.code(), lacks, {who: own for who, own in parts.items() if own})
 
 
-def _own(personal: Layout, memory: Memory) -> dict[str, npt.NDArray[Any]]:
+def _select_own(personal: Layout, memory: Memory) -> dict[str, npt.NDArray[Any]]:
     """Return a node's part of its model: personal parameters, local buffers."""
     found = {}
     if PERSONAL in memory:

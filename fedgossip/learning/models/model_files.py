@@ -122,7 +122,7 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
     write(folder / MODEL_FACTS, msgspec.json.format(msgspec.json.encode(checked), indent=1))
 
 
-def found(path: Path) -> Path:
+def find_folder(path: Path) -> Path:
     """Return a model's folder: `path`, or the model folder of a run's best round, else of its last.  Raises
     ConfigError.
     """
@@ -177,9 +177,9 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
     return content
 
 
-def whole_facts(path: Path) -> ModelFacts:
+def read_checked_facts(path: Path) -> ModelFacts:
     """Return the description of a model, after checking its weights.  Raises ConfigError."""
-    folder = found(path)
+    folder = find_folder(path)
     facts = facts_of(folder)
     content_of(folder, facts)
     return facts
@@ -191,14 +191,14 @@ def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tens
     Raises ConfigError for a file with another hash, and if the node's tensors are missing.
     """
     path, content = folder / WEIGHTS, content_of(folder, facts)
-    own = _own(folder, facts, node) if facts.lacks else {}
+    own = _read_own(folder, facts, node) if facts.lacks else {}
     tensors = {**_unpacked(path, content), **own}
     if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
         raise ConfigError(f"{path}: other tensors than {MODEL_FACTS} tells of", "Copy the folder again.")
     return tensors
 
 
-def _own(folder: Path, facts: ModelFacts, node: int | None) -> Tensors:
+def _read_own(folder: Path, facts: ModelFacts, node: int | None) -> Tensors:
     if node is None:
         text = f"{folder}: {', '.join(facts.lacks[:3])} stay at the peers, and are not in the average of their models"
         known = f"Name one of {_ranges(facts.own)} with --node, load_model(path, node=...)" if facts.own else ""

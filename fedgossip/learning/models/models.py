@@ -86,7 +86,7 @@ def is_own(source: str) -> bool:
 def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | None, base: Path | None) -> nn.Module:
     match architecture(source, shape, classes, vocabulary):
         case None:
-            return _own(source, base, shape, classes)
+            return _call_own(source, base, shape, classes)
         case DenseSizes(sizes):
             return dense(*sizes)
         case ConvolutionalSizes() as sized:
@@ -237,7 +237,7 @@ MODEL = CalledWith(("shape", "classes"), "Write def model(shape, classes): retur
 """Arguments of a user's model: the shape of an example, and the number of outputs."""
 
 
-def _own(source: str, base: Path | None, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _call_own(source: str, base: Path | None, shape: tuple[int, ...], classes: int) -> nn.Module:
     model = custom.call(source, base, MODEL, shape, classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{source} gave a {type(model).__name__}", "It returns a torch.nn.Module.")
@@ -274,7 +274,7 @@ class Transformer(nn.Module):
         logits: torch.Tensor = self.layer(self.behind(h))
         if not (self.experts and self.training):
             return logits
-        uneven = torch.stack([block.experts.taken_uneven() for block in self.blocks]).sum()  # type: ignore[operator, union-attr]
+        uneven = torch.stack([block.experts.take_uneven() for block in self.blocks]).sum()  # type: ignore[operator, union-attr]
         return TrainingOutputs(logits, added=self.balance * uneven)
 
 
@@ -322,7 +322,7 @@ class Block(nn.Module):
         )
         return h + added
 
-    def seen(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Return the causal attention of queries to the positions up to their own, all [b, heads, context, size];
         `processes.context` replaces this method.
         """
@@ -333,7 +333,7 @@ class Block(nn.Module):
         rows, context, _ = asked.shape
         parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)
-        return self.seen(queries, keys, values).transpose(1, 2).reshape(rows, context, -1)
+        return self.attend(queries, keys, values).transpose(1, 2).reshape(rows, context, -1)
 
 
 class Experts(nn.Module):
@@ -383,7 +383,7 @@ class Experts(nn.Module):
             whole = whole.index_add(0, rows, added)
         return whole.view_as(h)
 
-    def taken_uneven(self) -> torch.Tensor:
+    def take_uneven(self) -> torch.Tensor:
         """Return `uneven` and delete it: a copy of the module would have to copy its graph."""
         found, self.uneven = self.uneven, torch.zeros(())
         return found

@@ -148,7 +148,7 @@ class TreeBins:
             there[start + size - last : start + size] = False
         return there
 
-    def of(self, x: npt.NDArray[np.float32]) -> Whole:
+    def find_bins(self, x: npt.NDArray[np.float32]) -> Whole:
         """Return the bin of each cell within its column, [m, columns]; x [m, features], scaled."""
         d = self.design
         found = np.empty((len(x), len(d.columns)), np.int64)
@@ -324,21 +324,21 @@ def gradients(design: TreesDesign, margins: Floats, y: Floats) -> tuple[Whole, W
     """Return g and h, [m, outputs], in units of 2^-30, and the loss, [m]; y [m] numbers, or class indices."""
     if design.loss == SQUARES:
         off = margins[:, 0] - y
-        return whole_of(off[:, None]), np.full((len(y), 1), 1 << SHIFT, np.int64), off * off / 2
+        return round_to_whole(off[:, None]), np.full((len(y), 1), 1 << SHIFT, np.int64), off * off / 2
     if design.loss == LOGISTIC:
         eta = margins[:, 0]
         share = (1 / (1 + np.exp(-np.clip(eta, -700, 700))))[:, None]
         loss = np.logaddexp(0, eta) - y * eta
-        return whole_of(share - y[:, None]), whole_of(share * (1 - share)), loss
+        return round_to_whole(share - y[:, None]), round_to_whole(share * (1 - share)), loss
     shifted = margins - margins.max(axis=1, keepdims=True)
     parts = np.exp(shifted)
     whole = parts.sum(axis=1, keepdims=True)
     share, is_it = parts / whole, np.arange(design.outputs) == y[:, None]
     loss = np.log(whole[:, 0]) - shifted[is_it]
-    return whole_of(share - is_it), whole_of(share * (1 - share)), loss
+    return round_to_whole(share - is_it), round_to_whole(share * (1 - share)), loss
 
 
-def whole_of(values: Floats, shift: int = SHIFT) -> Whole:
+def round_to_whole(values: Floats, shift: int = SHIFT) -> Whole:
     return np.rint(np.ldexp(values, shift)).astype(np.int64)
 
 

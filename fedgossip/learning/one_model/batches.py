@@ -72,11 +72,11 @@ class EndlessLine:
         latest = self._latest.get(node)
         if latest is not None and latest[0] == number:
             return latest[1]
-        stretch = self.drawn(node, number, length)
+        stretch = self.draw(node, number, length)
         self._latest[node] = (number, stretch)
         return stretch
 
-    def drawn(self, node: int, number: int, length: int) -> Indices:
+    def draw(self, node: int, number: int, length: int) -> Indices:
         """Return a stretch: whole passes, `length` positions in total."""
         share, random = self._shares[node], stream(self._seed, self._purpose, node, number)
         passes = length // len(share)
@@ -113,11 +113,11 @@ class Batches:
         drawn = self._line.places(node, round * self._epochs * m, passes * m).reshape(passes, m)
         return self._passes(drawn)
 
-    def whole(self, rows: Indices) -> BatchPlan:
+    def plan_rows(self, rows: Indices) -> BatchPlan:
         """Return one pass over these rows, in order."""
         return self._passes(rows.reshape(1, -1))
 
-    def of_all(self, round: int, n: int) -> Indices | None:
+    def plan_all(self, round: int, n: int) -> Indices | None:
         """Return the steps of nodes 0 to n - 1 in `round`, [steps, n, width], each full; None with local_epochs."""
         if self._steps is None:
             return None
@@ -138,7 +138,7 @@ class Batches:
             if number not in self._latest_of_all:
                 self._latest_of_all[number] = table = np.empty((n, length), np.int32)
                 for node in range(n):
-                    table[node] = self._line.drawn(node, number, length)
+                    table[node] = self._line.draw(node, number, length)
         self._latest_of_all = {number: self._latest_of_all[number] for number in range(first, last + 1)}
         tables, begin = list(self._latest_of_all.values()), start - first * length
         table = tables[0] if first == last else np.concatenate(tables, axis=1)
@@ -201,7 +201,7 @@ class BucketBatches:
             assert self._epochs is not None
             first = round * self._epochs
             passes = range(first, first + self._settings.passes(self._seed, node, round))
-            batches = [one for number in passes for one in self._whole_pass(node, number)]
+            batches = [one for number in passes for one in self._draw_pass(node, number)]
         else:
             batches = [self._full(node, step) for step in range(round * steps, (round + 1) * steps)]
         indices = np.zeros((len(batches), self._size), np.int64)
@@ -212,12 +212,12 @@ class BucketBatches:
     def _full(self, node: int, step: int) -> Indices:
         number = self._pass_of(node, step)
         order = self._order(node, number, self._counts(node, number))
-        place = step - self._before(node, number)
+        place = step - self._count_before(node, number)
         bucket = int(order[place])
         earlier = number * self._sizes[node][bucket] // self._size + int((order[:place] == bucket).sum())
         return self._lines[bucket].places(node, earlier * self._size, self._size)
 
-    def _whole_pass(self, node: int, number: int) -> list[Indices]:
+    def _draw_pass(self, node: int, number: int) -> list[Indices]:
         batches = []
         for line, size in zip(self._lines, self._sizes[node], strict=True):
             drawn = line.places(node, number * size, size) if size else np.empty(0, np.int64)
@@ -235,11 +235,11 @@ class BucketBatches:
         size = self._size
         return [(number + 1) * m // size - number * m // size for m in self._sizes[node]]
 
-    def _before(self, node: int, number: int) -> int:
+    def _count_before(self, node: int, number: int) -> int:
         return sum(number * m // self._size for m in self._sizes[node])
 
     def _pass_of(self, node: int, step: int) -> int:
         """Return the pass of a step; a pass has about m / batch_size steps."""
         m, most = sum(self._sizes[node]), step + len(self._lines) + 1
         ends = range(1, most * self._size // m + 2)
-        return bisect_right(ends, step, key=lambda end: self._before(node, end))
+        return bisect_right(ends, step, key=lambda end: self._count_before(node, end))

@@ -223,11 +223,11 @@ class CapturedSteps:
         expected, expected_drawn = self._standing(), self._generator.get_state()
         self._stand(begun)
         self._generator.set_state(drawn)
-        found = self._made(capture, pulled, x, y, factors)
+        found = self._capture_step(capture, pulled, x, y, factors)
         if found is not None:
             loss = found(x, y, factors)
             drawn_alike = torch.equal(self._generator.get_state(), expected_drawn)
-            if drawn_alike and alike(begun, expected, self._standing(), expected_loss, loss):
+            if drawn_alike and agree(begun, expected, self._standing(), expected_loss, loss):
                 self._captured[pulled] = found
                 return loss
             self._give_up("a replay differs from the step")
@@ -235,7 +235,7 @@ class CapturedSteps:
         self._generator.set_state(expected_drawn)
         return expected_loss
 
-    def _made(
+    def _capture_step(
         self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
     ) -> _Captured | None:
         into, loss = [one.clone() for one in (x, y, factors)], torch.zeros((), device=x.device)
@@ -288,7 +288,7 @@ def enough(device: torch.device, beside: int) -> bool:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step + beside
 
 
-def alike(
+def agree(
     begun: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     found: Sequence[torch.Tensor],
@@ -349,9 +349,9 @@ def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[
         where = f"{name}." if name else ""
         for key, value in vars(part).items():
             if key in ("_parameters", "_buffers", "_modules"):
-                found |= {f"{where}{inner}": held(one) for inner, one in value.items()}
+                found |= {f"{where}{inner}": identify(one) for inner, one in value.items()}
             else:
-                found[f"{where}{key}"] = held(value)
+                found[f"{where}{key}"] = identify(value)
     return found
 
 
@@ -368,7 +368,7 @@ class _Object:
     __hash__ = None  # type: ignore[assignment]
 
 
-def held(value: object) -> object:
+def identify(value: object) -> object:
     """Return a plain value itself, and for another object its identity and length."""
     if isinstance(value, PLAIN):
         return value

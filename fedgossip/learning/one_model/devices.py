@@ -54,7 +54,7 @@ def device_for(name: str) -> torch.device:
     return device
 
 
-def with_float64(device: torch.device) -> torch.device:
+def choose_float64(device: torch.device) -> torch.device:
     """Return the device, or the CPU if it has no float64 (Apple's GPU)."""
     return torch.device("cpu") if device.type == "mps" else device
 
@@ -179,7 +179,7 @@ class LossScale:
             self.value, self._good = self.value * 2, 0
         return True
 
-    def kept(self) -> npt.NDArray[np.float64]:
+    def get_state(self) -> npt.NDArray[np.float64]:
         """Return the state for the node's next job."""
         return np.array([self.value, self._good], np.float64)
 

@@ -57,10 +57,12 @@ class Layout:
         Raises ConfigError if no parameter is both trained and shared.
         """
         floating = _shapes(averaged_buffers(module)) if buffers == "average" else []
-        return cls.of(_shapes(trained_parameters(module)), floating, buffers, personal)
+        return cls.from_shapes(_shapes(trained_parameters(module)), floating, buffers, personal)
 
     @classmethod
-    def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+    def from_shapes(
+        cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()
+    ) -> Layout:
         """Return the result of `from_module` for a module with these parameters and buffers.  Raises ConfigError
         without any.
         """

@@ -50,7 +50,7 @@ def ahead_of(settings: TrainSettings, device: torch.device, examples_bytes: int)
     return 0 if examples_bytes * SHARE_OF_MEMORY <= free else DEFAULT_AHEAD
 
 
-def by_modules(settings: TrainSettings, device: torch.device, train: Dataset, test: Dataset) -> bool:
+def needs_modules(settings: TrainSettings, device: torch.device, train: Dataset, test: Dataset) -> bool:
     """Return whether settings or data require torch's own modules, in place of a hand-written path."""
     return settings.as_modules or ahead_of(settings, device, bytes_of(train, test)) > 0
 

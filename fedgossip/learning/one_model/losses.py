@@ -79,7 +79,7 @@ class Criterion:
             return outputs.loss(self.mean, labels)
         outputs = _wide(outputs)
         if self._own is not None:
-            return self._called(outputs, labels)
+            return self._call_own(outputs, labels)
         if self._values is not None:
             return self._values(fitted(outputs, labels), labels).mean()
         return functional.cross_entropy(
@@ -90,7 +90,7 @@ class Criterion:
         """Return the sum of the examples' losses; for text the sum of their means over the characters."""
         outputs = _wide(outputs)
         if self._own is not None:  # example by example: a user's loss may reduce a batch in any way
-            each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
+            each = [self._call_own(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
             return torch.stack(each).sum()
         if self._values is not None:
             numbers = self._values(fitted(outputs, labels), labels)
@@ -101,7 +101,7 @@ class Criterion:
             numbers = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
         return numbers.reshape(len(labels), -1).mean(1).sum()
 
-    def _called(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _call_own(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         assert self._own is not None
         found = custom.given_by(f"the loss {self.name}", self._own, outputs, labels)
         if not isinstance(found, torch.Tensor) or found.dim():

@@ -342,7 +342,7 @@ class ModuleLoop:
         if self._settings.slots:
             kept[STEPS][...] = taken
         if scale:
-            kept[LOSS_SCALE][...] = scale.kept()
+            kept[LOSS_SCALE][...] = scale.get_state()
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
@@ -473,7 +473,7 @@ class OptimiserSteps:
             self._make_pulls()
         correction = np.zeros(self._length, np.float32) if terms.correction is None else terms.correction
         for line, into in ((vector, self._anchors), (correction, self._corrections)):
-            weights.spread_over(into, self._in_line(line), self._held.places)
+            weights.spread_over(into, self._pad_own(line), self._held.places)
         self._mu.fill_(terms.pull)
         return True
 
@@ -499,10 +499,10 @@ class OptimiserSteps:
         places = self._held.places
         self._anchors, self._corrections = (weights.scattered(None, places, self.home) for _ in range(2))
         for place, anchor, correction in zip(places, self._anchors, self._corrections, strict=True):
-            begin = place.before(self._own)  # personal elements are not pulled
+            begin = place.count_before(self._own)  # personal elements are not pulled
             self._pulls.append((begin, optimizers.Pull(self._mu, anchor[:, begin:], correction[:, begin:])))
 
-    def _in_line(self, vector: Vector) -> Vector:
+    def _pad_own(self, vector: Vector) -> Vector:
         return vector if not self._own else np.concatenate([np.zeros(self._own, np.float32), vector])
 
     def _layers(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Sequence[torch.Tensor], bool]]:

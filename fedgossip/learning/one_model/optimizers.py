@@ -95,7 +95,9 @@ def step(
     elif settings.weight_decay:
         gradient.add_(weights * settings.weight_decay)
     if settings.own_optimizer:
-        given_by(f"train.optimizer = {settings.optimizer!r}", _own(settings.optimizer), weights, gradient, *slots, rate)
+        given_by(
+            f"train.optimizer = {settings.optimizer!r}", _find_own(settings.optimizer), weights, gradient, *slots, rate
+        )
         return
     if "first" in settings.slots:
         first, second = slots
@@ -120,7 +122,7 @@ OWN = CalledWith(
 
 
 @cache
-def _own(text: str) -> Callable[..., Any]:
+def _find_own(text: str) -> Callable[..., Any]:
     return function(text, None, OWN)
 
 

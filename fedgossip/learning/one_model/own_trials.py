@@ -48,11 +48,11 @@ def check_own_parts(
     x, y = (torch.from_numpy(np.array(part[rows])) for part in (test.x, test.y))
     again.eval()
     try:
-        outputs = _called_twice(where, again, x)
+        outputs = _call_twice(where, again, x)
         if own_loss:
-            _called_twice(f"task.loss = {criterion.name!r}", criterion.mean, outputs, y)
+            _call_twice(f"task.loss = {criterion.name!r}", criterion.mean, outputs, y)
         for name, metric in scoring.own.items():
-            _called_twice(f"task.metrics: {name!r}", metric, outputs.float().numpy(), y.numpy())
+            _call_twice(f"task.metrics: {name!r}", metric, outputs.float().numpy(), y.numpy())
     except ConfigError:
         raise
     except Exception:  # the user's own code
@@ -69,7 +69,7 @@ def _check_made(where: str, module: nn.Module, again: nn.Module) -> None:
         raise ConfigError(f"{where} gave two models for the same arguments: {unlike[0]} differs", STEADY)
 
 
-def _called_twice(where: str, part: Callable[..., Any], *given: Any) -> Any:
+def _call_twice(where: str, part: Callable[..., Any], *given: Any) -> Any:
     found = []
     for _ in range(2):
         copies = [np.array(each) if isinstance(each, np.ndarray) else each.clone() for each in given]

@@ -54,7 +54,7 @@ class Scoring:
         names = [name for name in objective.metrics if name != "loss"]
         table = OF_KINDS.get(self._kind, OF_CLASSES)
         self._summed = {name: table[name] for name in names if name in table}
-        self._whole = {score_of(name).name: _whole(name, base) for name in names if name not in self._summed}
+        self._whole = {score_of(name).name: _find_whole(name, base) for name in names if name not in self._summed}
         self.own = {
             name: self._whole[score_of(name).name] for name in names if custom.is_function(name.partition("?")[0])
         }
@@ -136,19 +136,19 @@ def _macro_f1(sums: Sums) -> float:
 
 
 def _absolute(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return _with_count([(outputs - labels).abs().sum(1)], labels)
+    return _append_count([(outputs - labels).abs().sum(1)], labels)
 
 
 def _squares(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return _with_count([(outputs - labels).square().sum(1)], labels)
+    return _append_count([(outputs - labels).square().sum(1)], labels)
 
 
 def _explained(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     each = [one.expand(len(outputs), -1) for one in (labels.square().sum(0), labels.sum(0))]
-    return _with_count([(outputs - labels).square().sum(1), *each], labels)
+    return _append_count([(outputs - labels).square().sum(1), *each], labels)
 
 
-def _with_count(sums: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+def _append_count(sums: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
     """Return sums [k, columns] side by side, and their number of examples."""
     return torch.cat([*sums, sums[0].new_full((len(sums[0]), 1), len(labels))], 1)
 
@@ -186,8 +186,8 @@ OF_KINDS: Mapping[str, Mapping[str, AdditiveMetric]] = {
 # --- of all answers ---------------------------------------------------------------------------------------------------
 
 
-def _whole(name: str, base: Path | None) -> Callable[[Array, Array], float]:
-    return auroc if name == "auroc" else _own(name, base)
+def _find_whole(name: str, base: Path | None) -> Callable[[Array, Array], float]:
+    return auroc if name == "auroc" else _wrap_own(name, base)
 
 
 def auroc(outputs: Array, labels: Array) -> float:
@@ -214,7 +214,7 @@ def _area(scores: Array, true: Array) -> float:
     return float((ranks[true].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def _own(metric: str, base: Path | None) -> Callable[[Array, Array], float]:
+def _wrap_own(metric: str, base: Path | None) -> Callable[[Array, Array], float]:
     name = metric.partition("?")[0]
     function = custom.function(name, base, METRIC)
 

@@ -110,12 +110,12 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     kind = hashlib.sha256(repr((schema, settings)).encode()).hexdigest()[:16]
     if settings.processes > 1:
         # sorted: other clients may number the same GPUs differently, and two must not wait for each other
-        folders = sorted(ours(folder_of(torch.device("cuda", rank))) for rank in range(settings.processes))
+        folders = sorted(make_own_folder(folder_of(torch.device("cuda", rank))) for rank in range(settings.processes))
         slots, places = [Slots(folder, kind) for folder in folders], [take_emptiest([folder])[1] for folder in folders]
         return device, GpuSharing(slots, settings.examples_per_step, places)
     numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]
     candidates = [torch.device("cuda", number) for number in numbers]
-    chosen, place = take_emptiest([ours(folder_of(one)) for one in candidates])
+    chosen, place = take_emptiest([make_own_folder(folder_of(one)) for one in candidates])
     device = candidates[chosen]
     slots = [Slots(folder_of(device), kind, CudaMemory(device))]
     return device, GpuSharing(slots, settings.examples_per_step, [place])
@@ -173,7 +173,7 @@ class Slots:
     """The turns of one GPU, for jobs of one kind.  Without a `memory`, only one client trains at a time."""
 
     def __init__(self, folder: Path, kind: str, memory: Memory | None = None, patience: float = TURN_SECONDS) -> None:
-        self.folder, self._memory, self._patience = ours(folder), memory, patience
+        self.folder, self._memory, self._patience = make_own_folder(folder), memory, patience
         self._peak_file, self._room_file = folder / f"peak-{kind}", folder / "room"
 
     @contextmanager
@@ -204,9 +204,9 @@ class Slots:
 
     def _admitted(self, alone: bool, until: float) -> int | None:
         with locked(self.folder / "door", until):
-            held = {int(path.name.partition("-")[2]): _number(path) for path in _held(self.folder, "slot")}
+            held = {int(path.name.partition("-")[2]): _number(path) for path in _find_locked(self.folder, "slot")}
             free = self._memory.free() if self._memory else 0
-            if not held:
+            if not held:  # while a client trains, the free memory excludes what it uses
                 self._room_file.write_text(str(free))
             room, need = int(SHARE_OF_ROOM * _number(self._room_file)), _number(self._peak_file)
             if alone or not need:  # an unmeasured job may need all memory
@@ -227,9 +227,9 @@ def take_emptiest(folders: Sequence[Path]) -> tuple[int, int]:
     """Register on the GPU with the fewest clients; return its number, and the descriptor of the lock."""
     until = time.monotonic() + TURN_SECONDS
     with ExitStack() as doors:
-        for folder in folders:
+        for folder in folders:  # all doors before the count: two starting clients would choose the same GPU
             doors.enter_context(locked(folder / "door", until))
-        crowds = [len(_held(folder, "here")) for folder in folders]
+        crowds = [len(_find_locked(folder, "here")) for folder in folders]
         chosen = crowds.index(min(crowds))
         return chosen, _placed(folders[chosen])
 
@@ -245,7 +245,7 @@ def user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
-def ours(folder: Path) -> Path:
+def make_own_folder(folder: Path) -> Path:
     """Return the folder, created if missing.  Raises ConfigError if it, or its parent, belongs to another user."""
     for one in (folder.parent, folder):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -277,7 +277,7 @@ def _opened(path: Path, content: str) -> int:
     return file
 
 
-def _held(folder: Path, kind: str) -> list[Path]:
+def _find_locked(folder: Path, kind: str) -> list[Path]:
     """Return the locked files of a kind, and remove the others; call only while holding the door."""
     found = []
     for path in folder.glob(f"{kind}-*"):

@@ -32,14 +32,14 @@ class _Directions:
 
 def directions(module: nn.Module) -> set[str]:
     """Return the paths of the buffers that `settle` writes."""
-    return {path for one in _found(module) for path in (one.u, one.v)}
+    return {path for one in _find_directions(module) for path in (one.u, one.v)}
 
 
 def settle(module: nn.Module) -> None:
     """Write the directions of the present weights: a function of the weights only."""
     import torch
 
-    found = list(_found(module))
+    found = list(_find_directions(module))
     buffers = dict(module.named_buffers()) if found else {}
     with torch.no_grad():
         for one in found:
@@ -52,7 +52,7 @@ def settle(module: nn.Module) -> None:
             buffers[one.v].copy_(v)
 
 
-def _found(module: nn.Module) -> Iterator[_Directions]:
+def _find_directions(module: nn.Module) -> Iterator[_Directions]:
     from torch.nn.utils.parametrizations import _SpectralNorm
     from torch.nn.utils.spectral_norm import SpectralNorm
 
@@ -60,21 +60,21 @@ def _found(module: nn.Module) -> Iterator[_Directions]:
         at = f"{path}." if path else ""
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
-                yield _Directions(f"{at}{hook.name}_u", f"{at}{hook.name}_v", partial(_of_hook, hook, part))
+                yield _Directions(f"{at}{hook.name}_u", f"{at}{hook.name}_v", partial(_get_hook_matrix, hook, part))
         chains: Any = getattr(part, "parametrizations", {})
         for name, chain in chains.items():
             for place, one in enumerate(chain):
                 if isinstance(one, _SpectralNorm) and hasattr(one, "_u"):  # none for a vector, whose norm is exact
                     inside = f"{at}parametrizations.{name}.{place}."
-                    yield _Directions(f"{inside}_u", f"{inside}_v", partial(_of_chain, chain, place))
+                    yield _Directions(f"{inside}_u", f"{inside}_v", partial(_compute_chain_matrix, chain, place))
 
 
-def _of_hook(hook: Any, part: nn.Module) -> torch.Tensor:
+def _get_hook_matrix(hook: Any, part: nn.Module) -> torch.Tensor:
     matrix: torch.Tensor = hook.reshape_weight_to_matrix(getattr(part, f"{hook.name}_orig"))
     return matrix
 
 
-def _of_chain(chain: Any, place: int) -> torch.Tensor:
+def _compute_chain_matrix(chain: Any, place: int) -> torch.Tensor:
     given = [chain.original] if chain.is_tensor else [getattr(chain, f"original{at}") for at in range(chain.ntensors)]
     for before in list(chain)[:place]:
         given = [before(*given)]

@@ -103,7 +103,7 @@ class FlatWeights:
             for name, where, shape in part.places():
                 if name in tensors:
                     tensors[name].grad = gradient[where].view(shape)
-        self._copies = compacted(module) if _by_cudnn(device) else []
+        self._copies = compacted(module) if _uses_cudnn(device) else []
         self.elsewhere = device.type != "cpu"
         """Whether it is in a device's memory, so that a copy of the loaded elements is kept there for differences."""
         self._loaded = torch.empty_like(self._flat) if self.elsewhere else self._flat
@@ -134,7 +134,7 @@ class FlatWeights:
 
     def load(self, vector: Vector) -> None:
         if self.elsewhere:
-            self._loaded.copy_(read_only(vector))
+            self._loaded.copy_(view_read_only(vector))
             self._flat.copy_(self._loaded)
         else:
             np.copyto(self._flat.numpy(), vector)
@@ -158,7 +158,7 @@ class FlatWeights:
         return bool(torch.isfinite((self._flat - self._loaded).sum()))
 
 
-def read_only(vector: Vector) -> torch.Tensor:
+def view_read_only(vector: Vector) -> torch.Tensor:
     """Return a read-only tensor over a vector's memory: torch itself would copy a frozen vector."""
     if vector.flags.writeable or not vector.flags.c_contiguous:
         return torch.from_numpy(np.ascontiguousarray(vector))
@@ -166,7 +166,7 @@ def read_only(vector: Vector) -> torch.Tensor:
     return torch.from_numpy(seen)
 
 
-def _by_cudnn(device: torch.device) -> bool:
+def _uses_cudnn(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
@@ -256,7 +256,7 @@ class Place:
         """Return the place of elements `start` to `stop` of this place."""
         return replace(self, start=self.start + start, stop=self.start + stop)
 
-    def before(self, end: int) -> int:
+    def count_before(self, end: int) -> int:
         """Return the number of elements before `end`, the end of a tensor in the line."""
         return min(self.size, max(0, end - self.offset))
 

@@ -120,8 +120,8 @@ class AdapterProducts(Exchanged):
             return tuple(tensors[place].shape)
         return tensors[pair.b].shape[0], math.prod(tensors[pair.a].shape[1:])
 
-    def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._inner.held_by(optimizers)
+    def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._inner.check_optimizers(optimizers)
 
     def check_complete(self) -> None:
         self._inner.check_complete()

@@ -35,7 +35,7 @@ class GlobalState:
         return cls(random.getstate(), numpy, torch.get_rng_state(), cuda, threads, dtype)
 
     @classmethod
-    def of_a_start(cls, seed: int, node: int) -> GlobalState:
+    def make_initial(cls, seed: int, node: int) -> GlobalState:
         """Return the initial state of a new process, with one thread; random states, including torch's, from the seed
         and the node.
         """
@@ -66,7 +66,7 @@ def _gpus() -> int:
 
 
 @contextlib.contextmanager
-def kept_apart(module: nn.Module) -> Iterator[None]:
+def isolate(module: nn.Module) -> Iterator[None]:
     """Restore random states and the modes of all parts of `module` at the end of the context."""
     before, modes = GlobalState.now(), [(part, part.training) for part in module.modules()]
     try:

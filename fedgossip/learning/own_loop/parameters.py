@@ -55,7 +55,7 @@ class Exchanged:
     def segments(self) -> tuple[Segment, ...]:
         return self.layout.segments
 
-    def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raise ConfigError, naming the first, for an exchanged parameter that no optimizer changes."""
         held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         for name, tensor in zip(self.layout.names, self.tensors(), strict=True):
@@ -77,7 +77,7 @@ class Exchanged:
 
     def read(self) -> Vector:
         """Return the tensors as a new frozen vector.  Raises ConfigError if the shape or type of one has changed."""
-        tensors = [_whole(tensor) for tensor in self.tensors()]
+        tensors = [_gather(tensor) for tensor in self.tensors()]
         vector = empty(self.layout.length, self.layout.dtype)
         if all(tensor.device.type == "cpu" for tensor in tensors):
             torch._foreach_copy_(list(self._views(torch.from_numpy(vector))), tensors)
@@ -116,7 +116,7 @@ class Exchanged:
         adapters.
         """
         plain = _plainly(self.module)
-        kept = [(plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
+        kept = [(plain(n), _gather(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
         return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
 
     def first_projections(self, vector: Vector) -> tuple[float, ...]:
@@ -166,7 +166,7 @@ class Exchanged:
         moved = [_like(t, view) for t, view in zip(tensors, views, strict=True)]
         for device in {t.device for t in tensors}:
             _wait_for(device)  # the buffer is written again at the next exchange
-        return [_held(t) for t in tensors], [_held(t) for t in moved]
+        return [_get_local(t) for t in tensors], [_get_local(t) for t in moved]
 
     def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         for _, place, shape in self.layout.places():
@@ -248,7 +248,7 @@ def _plainly(module: nn.Module) -> Callable[[str], str]:
             return lambda path: _WRAPPERS.sub("", path).removeprefix(wrapped)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gather(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor without its graph; for a DTensor divided over ranks the whole tensor, and all ranks
     must call.
     """
@@ -257,7 +257,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _held(tensor: torch.Tensor) -> torch.Tensor:
+def _get_local(tensor: torch.Tensor) -> torch.Tensor:
     found: Any = tensor
     here: torch.Tensor = found.to_local() if _is_divided(tensor) else found
     return here

@@ -62,7 +62,7 @@ class GradientTerms:
         corrected = terms is not None and terms.correction is not None
         self._correction = self._exchanged.parts_of(terms.correction) if corrected and terms else []  # type: ignore[arg-type]
 
-    def taken(self, steps: int, changed: Callable[[], bool]) -> tuple[float, float]:
+    def measure_steps(self, steps: int, changed: Callable[[], bool]) -> tuple[float, float]:
         """Return (steps, rate): the optimizers' number of steps since `use`, and their mean learning rate (without
         skipped steps).
 
@@ -92,7 +92,7 @@ class GradientTerms:
     def _hook(self, place: int) -> Callable[..., Any]:
         """Return one optimizer's hook, with the arguments of `step`."""
 
-        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def prepare_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._count(place, optimizer)
             if not (self._given or self._correction):
                 return None
@@ -101,17 +101,17 @@ class GradientTerms:
                 self._add(optimizer, _scale_of(optimizer, kwargs))
                 return None
 
-            def with_terms() -> Any:
+            def evaluate_with_terms() -> Any:
                 loss = closure()
                 value = self._add(optimizer, _scale_of(optimizer, kwargs))
                 # LBFGS's line search needs the loss that matches the gradient
                 return loss + value if isinstance(optimizer, torch.optim.LBFGS) and loss is not None else loss
 
             if "closure" in kwargs:
-                return args, {**kwargs, "closure": with_terms}
-            return (args[0], with_terms, *args[2:]), kwargs
+                return args, {**kwargs, "closure": evaluate_with_terms}
+            return (args[0], evaluate_with_terms, *args[2:]), kwargs
 
-        return before
+        return prepare_step
 
     def _count(self, place: int, optimizer: torch.optim.Optimizer) -> None:
         self._steps[place] += 1
@@ -210,7 +210,7 @@ class RankOrder(enum.IntEnum):
     MEASURE = 6
 
 
-def in_ranks() -> bool:
+def is_ranked() -> bool:
     """Whether several processes train one model here."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -250,7 +250,7 @@ class RankLink:
     def give(self, vector: Vector) -> None:
         distributed.broadcast(torch.from_numpy(vector.copy()).to(self._device), 0)
 
-    def given(self) -> Vector:
+    def receive(self) -> Vector:
         values = torch.from_numpy(self._empty.copy()).to(self._device)
         distributed.broadcast(values, 0)
         return frozen(values.cpu().numpy())
@@ -262,17 +262,17 @@ def obey(order: RankOrder, numbers: Sequence[int], link: RankLink, exchanged: Ex
         case RankOrder.READ:
             exchanged.read()
         case RankOrder.WRITE:
-            exchanged.write(link.given())
+            exchanged.write(link.receive())
         case RankOrder.ADD:
-            exchanged.add(link.given())
+            exchanged.add(link.receive())
         case RankOrder.PROJECT:
             exchanged.frozen_projections()
         case RankOrder.TERMS:
-            given = link.given()
+            given = link.receive()
             pull = float(np.int64(numbers[0]).view(np.float64))
             momentum = float(np.int64(numbers[2]).view(np.float64))
             counted = None if math.isnan(momentum) else momentum
-            terms.use(Terms(pull, link.given() if numbers[1] else None, counted), given)
+            terms.use(Terms(pull, link.receive() if numbers[1] else None, counted), given)
 
 
 class RankedExchange(Exchanged):

@@ -45,7 +45,7 @@ class OwnModels:
         for one in [one for one in self.memories if one[0] == node]:
             del self.memories[one]
 
-    def of(self, node: NodeId) -> Kept:
+    def get(self, node: NodeId) -> Kept:
         """Return the stored arrays of a node."""
         return self.kept.get(node, {})
 
@@ -53,15 +53,15 @@ class OwnModels:
         """Replace arrays of a node."""
         for array in arrays.values():
             array.flags.writeable = False
-        self.kept[node] = {**self.of(node), **arrays}
+        self.kept[node] = {**self.get(node), **arrays}
 
     def model(self, job: Job, name: str = OWN) -> Vector:
         """Return a node's personal model [d]; before its first training the received one."""
-        return self.of(job.node).get(name, job.vector)
+        return self.get(job.node).get(name, job.vector)
 
     def alone(self, node: NodeId) -> Vector:
         """Return the model [d] that a node trains without any exchange."""
-        return self.of(node).get(ALONE, self.task.initial(node))
+        return self.get(node).get(ALONE, self.task.initial(node))
 
     def train(self, jobs: Sequence[Job], memory: str = "") -> Sequence[Update]:
         """Return the updates of the wrapped task, with this optimiser state of each node; "": the shared model's."""
@@ -152,7 +152,7 @@ class PersonalMethod(Protocol):
     def stepped(self) -> bool:
         """Whether the method takes each step of plain SGD itself, on gradients of the task."""
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the tensors of a sent vector, from those of the model."""
 
     def first(self, models: OwnModels, x: Vector) -> Vector:
@@ -177,7 +177,7 @@ class OfWholeModels:
     whole = True
     stepped = False
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple(segments)
 
     def first(self, models: OwnModels, x: Vector) -> Vector:  # noqa: ARG002

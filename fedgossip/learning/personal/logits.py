@@ -77,7 +77,7 @@ class FedDF:
         """The loss towards the teacher's logits, of `one_model.losses`."""
         return f"soft-targets?temperature={self.temperature!r}"
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple(segments)
 
     def first(self, models: OwnModels, x: Vector) -> Vector:  # noqa: ARG002
@@ -106,7 +106,7 @@ class FedDF:
         return [task.distil(STUDENT, range(self.student), task.student, self._teacher(vector))]
 
     def _distilled(self, models: OwnModels, job: Job) -> Vector:
-        own = models.of(job.node).get(OWN)
+        own = models.get(job.node).get(OWN)
         own = models.task.initial(job.node) if own is None else own
         if not job.vector.any():
             return own
@@ -125,7 +125,7 @@ class FedMD(FedDF):
         return "mae"
 
     def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
-        return [models.of(job.node).get(OWN, models.task.initial(job.node)) for job in jobs]
+        return [models.get(job.node).get(OWN, models.task.initial(job.node)) for job in jobs]
 
 
 def _distilling(models: OwnModels) -> DistillingTask:

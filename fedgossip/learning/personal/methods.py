@@ -64,7 +64,7 @@ class Stepped(OfWholeModels):
     private = False
     stepped = True
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return all tensors.  Raises ConfigError for running statistics, which have no gradient."""
         if statistics_in(segments):
             text = "a personal method with its own steps, and running statistics in the messages"
@@ -94,10 +94,10 @@ class Apfl(Stepped):
             losses.append([update.metrics["loss"] for update in for_shared])
             if self.adapts and k == 0:
                 learned = zip(alphas, own, shared, for_mixed, strict=True)
-                alphas = [_learned(a, v, w, eta, _of(update)) for a, v, w, update in learned]
+                alphas = [_learned(a, v, w, eta, _get_difference(update)) for a, v, w, update in learned]
             stepped = zip(alphas, own, for_mixed, strict=True)
-            own = [linear((1, v), (-eta * a, _of(update))) for a, v, update in stepped]
-            shared = [_stepped(w, eta, _of(update)) for w, update in zip(shared, for_shared, strict=True)]
+            own = [linear((1, v), (-eta * a, _get_difference(update))) for a, v, update in stepped]
+            shared = [_stepped(w, eta, _get_difference(update)) for w, update in zip(shared, for_shared, strict=True)]
         for job, v, a in zip(jobs, own, alphas, strict=True):
             models.keep(job.node, own=v, alpha=np.array(a))
         return [
@@ -109,7 +109,7 @@ class Apfl(Stepped):
         return [_mixture(self._alpha(models, job), models.model(job), job.vector) for job in jobs]
 
     def _alpha(self, models: OwnModels, job: Job) -> float:
-        return float(models.of(job.node).get(ALPHA, self.alpha))
+        return float(models.get(job.node).get(ALPHA, self.alpha))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ class PFedMe(Stepped):
             for _ in range(self.steps):
                 found = models.gradients(nodes, step, own)
                 away = zip(own, shared, found, strict=True)
-                own = [_stepped(v, eta, linear((1, _of(one)), (self.pull, v), (-self.pull, w))) for v, w, one in away]
+                own = [
+                    _stepped(v, eta, linear((1, _get_difference(one)), (self.pull, v), (-self.pull, w)))
+                    for v, w, one in away
+                ]
             losses.append([update.metrics["loss"] for update in found])
             share = self.rate * self.pull
             shared = [linear((1 - share, w), (share, v)) for w, v in zip(shared, own, strict=True)]
@@ -157,7 +160,7 @@ class FedRep(Stepped):
 
     whole = False
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         found, start = [], 0
         for one in self._body(segments):
             found.append(replace(one, start=start))
@@ -165,10 +168,10 @@ class FedRep(Stepped):
         return tuple(found)
 
     def first(self, models: OwnModels, x: Vector) -> Vector:
-        return frozen(x[~self._of_head(models)])
+        return frozen(x[~self._mark_head(models)])
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
-        head, nodes = self._of_head(models), [job.node for job in jobs]
+        head, nodes = self._mark_head(models), [job.node for job in jobs]
         eta, losses = models.rate(jobs[0].round), []
         first = self.steps or models.steps
         whole = self.answers(models, jobs)
@@ -176,7 +179,9 @@ class FedRep(Stepped):
             step = jobs[0].round * (first + models.steps) + k
             found = models.gradients(nodes, step, whole)
             moving = head if k < first else ~head
-            whole = [_stepped(x, eta, np.where(moving, _of(one), 0)) for x, one in zip(whole, found, strict=True)]
+            whole = [
+                _stepped(x, eta, np.where(moving, _get_difference(one), 0)) for x, one in zip(whole, found, strict=True)
+            ]
             losses.append([update.metrics["loss"] for update in found])
         for job, x in zip(jobs, whole, strict=True):
             models.keep(job.node, head=x[head])
@@ -186,14 +191,14 @@ class FedRep(Stepped):
         ]
 
     def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
-        return [self._whole(models, job.vector, models.of(job.node).get("head")) for job in jobs]
+        return [self._join(models, job.vector, models.get(job.node).get("head")) for job in jobs]
 
     def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
         """Return the model with every node's initial head."""
-        return [self._whole(models, vector, None)]
+        return [self._join(models, vector, None)]
 
-    def _whole(self, models: OwnModels, body: Vector, head: npt.NDArray[Any] | None) -> Vector:
-        where, whole = self._of_head(models), models.task.initial(0).copy()
+    def _join(self, models: OwnModels, body: Vector, head: npt.NDArray[Any] | None) -> Vector:
+        where, whole = self._mark_head(models), models.task.initial(0).copy()
         whole[~where] = body
         if head is not None:
             whole[where] = head
@@ -217,7 +222,7 @@ class FedRep(Stepped):
             raise ConfigError(f"personal = 'fedrep': the head {', '.join(patterns)} leaves no body to send", advice)
         return body
 
-    def _of_head(self, models: OwnModels) -> npt.NDArray[np.bool_]:
+    def _mark_head(self, models: OwnModels) -> npt.NDArray[np.bool_]:
         """Return which elements of the model are the head's, [d]."""
         found = np.ones(models.task.initial(0).size, np.bool_)
         for one in self._body(models.segments):
@@ -225,7 +230,7 @@ class FedRep(Stepped):
         return found
 
 
-def _of(update: Update) -> Vector:
+def _get_difference(update: Update) -> Vector:
     assert update.difference is not None, "a gradient is one"
     return update.difference
 
@@ -324,7 +329,7 @@ class Ifca:
     whole = False
     stepped = False
 
-    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         length = segments[-1].stop
         return tuple(
             replace(one, name=f"cluster{j}.{one.name}", start=one.start + j * length)

@@ -68,7 +68,7 @@ class PersonalTask:
         self._score = score
         self._compared = compared if isinstance(task, TestingTask) else 0
         segments = segments_of(task)
-        self.segments: tuple[Segment, ...] = method.sent(segments)
+        self.segments: tuple[Segment, ...] = method.select_sent(segments)
         self._models = OwnModels(task, settings, rounds, seed, segments)
         self.length, self.dtype = self.segments[-1].stop, task.dtype
         names = " ".join(f"{one.name}{list(one.shape)}" for one in self.segments)
@@ -157,7 +157,7 @@ class PersonalTask:
 
     def _gathered(self, node: NodeId) -> dict[str, npt.NDArray[Any]]:
         found = dict(memory_of(self._task, node))
-        found |= {f"{KEPT}{name}": array for name, array in self._models.of(node).items()}
+        found |= {f"{KEPT}{name}": array for name, array in self._models.get(node).items()}
         for (whose, memory), arrays in self._models.memories.items():
             if whose == node:
                 found |= {f"{MEMORY}{memory}:{name}": array for name, array in arrays.items()}

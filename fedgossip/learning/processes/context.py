@@ -92,14 +92,14 @@ def divide_context(module: Transformer, group: ContextGroup) -> None:
         whole: Tensor = _Together.apply(logits, group)  # type: ignore[no-untyped-call]
         return whole
 
-    def seen(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         places = group.places(queries.shape[-2] * group.size).to(queries.device)
         return attention(turned(queries, places), turned(keys, places), values, group)
 
     module.register_forward_pre_hook(take)
     module.register_forward_hook(bring_together)
     for block in module.blocks:
-        block.seen = seen  # type: ignore[assignment]
+        block.attend = attend  # type: ignore[assignment]
 
 
 class _Together(torch.autograd.Function):
@@ -204,11 +204,11 @@ class _ByHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ContextGroup) -> Tensor:
         ctx.group = group
-        return _by_heads(tensor, group)
+        return _divide_by_heads(tensor, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _by_places(gradient, ctx.group), None
+        return _divide_by_places(gradient, ctx.group), None
 
 
 class _ByPlaces(torch.autograd.Function):
@@ -217,18 +217,18 @@ class _ByPlaces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ContextGroup) -> Tensor:
         ctx.group = group
-        return _by_places(tensor, group)
+        return _divide_by_places(tensor, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _by_heads(gradient, ctx.group), None
+        return _divide_by_heads(gradient, ctx.group), None
 
 
-def _by_heads(tensor: Tensor, group: ContextGroup) -> Tensor:
+def _divide_by_heads(tensor: Tensor, group: ContextGroup) -> Tensor:
     return torch.cat(_exchanged(tensor.chunk(group.size, dim=1), group), dim=2)
 
 
-def _by_places(tensor: Tensor, group: ContextGroup) -> Tensor:
+def _divide_by_places(tensor: Tensor, group: ContextGroup) -> Tensor:
     return torch.cat(_exchanged(tensor.chunk(group.size, dim=2), group), dim=1)
 
 

@@ -176,7 +176,7 @@ class ProcessesLoop(ABC):
 
     def _evaluate(self, vector: Vector, state: State | None) -> dict[str, float]:
         with self.standing.working() as group:
-            given = group.given.lay({"vector": vector, **_named(state or {})})
+            given = group.given.lay({"vector": vector, **_name_state(state or {})})
             answers = group.ask(EvaluateOrder(state is not None, self._sharing.pieces, given))
         parts = [
             Sums(one.loss, one.predicted, [Tally([np.array(sums) for sums in one.sums], None)] if one.predicted else [])
@@ -205,7 +205,7 @@ class DistributedLoop(ProcessesLoop):
     ) -> tuple[dict[str, npt.NDArray[Any]], TrainReply]:
         """Run a job in the group; return its results, the vector and arrays, and its reply."""
         found = group.found.room({"vector": ("float32", (self.layout.length,)), **shapes})
-        order = self.order(group, job, found, _named(job.state), gradient=gradient)
+        order = self.order(group, job, found, _name_state(job.state), gradient=gradient)
         reply = group.ask(order)[0]
         assert isinstance(reply, TrainReply)
         return group.found.views(order.found), reply
@@ -217,7 +217,7 @@ class DistributedLoop(ProcessesLoop):
         return module_engine.outcome(vector, trained, done)
 
 
-def _named(state: State) -> dict[str, npt.NDArray[Any]]:
+def _name_state(state: State) -> dict[str, npt.NDArray[Any]]:
     return {f"{STATE}{name}": np.asarray(array) for name, array in state.items()}
 
 

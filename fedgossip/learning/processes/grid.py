@@ -27,7 +27,7 @@ class ProcessGrid:
     team: Team
 
     @classmethod
-    def of(
+    def build(
         cls, settings: TrainSettings, device: torch.device, rank: int, progressed: Callable[[], None]
     ) -> ProcessGrid:
         """Return the grid of process `rank`; every process of torch's default group calls it."""
@@ -35,7 +35,7 @@ class ProcessGrid:
         sizes = axes.pipeline, settings.parts_of_batch, axes.context, axes.tensor
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
         stage, part, place, shard = (mesh.get_local_rank(axis) for axis in AXES)
-        losses = _of_one_shard(sizes, rank) if axes.within > 1 else None
+        losses = _group_shard(sizes, rank) if axes.within > 1 else None
         speaks = shard == place == 0 and stage == axes.pipeline - 1
         team = Team(part, sizes[1], progressed, losses, speaks=speaks, stage=stage)
         return cls(mesh, team)
@@ -48,7 +48,7 @@ class ProcessGrid:
         return self.mesh.get_local_rank(axis)
 
 
-def _of_one_shard(sizes: tuple[int, int, int, int], rank: int) -> distributed.ProcessGroup:
+def _group_shard(sizes: tuple[int, int, int, int], rank: int) -> distributed.ProcessGroup:
     """Return the group for a sum of losses: all stages and batch parts, one of each layer's and text's parts."""
     found: distributed.ProcessGroup | None = None
     within = sizes[2] * sizes[3]

@@ -112,10 +112,10 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: i
     for layer in [*_layers(module), module]:
         fully_shard(layer, mesh=mesh, reshard_after_forward=zero == LET_GO, offload_policy=policy)
         if zero != LET_GO:
-            layer.register_forward_hook(_let_go_without_backward)
+            layer.register_forward_hook(_release_without_backward)
 
 
-def _let_go_without_backward(layer: nn.Module, _given: Any, _found: Any) -> None:
+def _release_without_backward(layer: nn.Module, _given: Any, _found: Any) -> None:
     """Release the layer also after an evaluation, which has no backward pass."""
     if not torch.is_grad_enabled() and isinstance(layer, FSDPModule):
         layer.reshard()
@@ -179,7 +179,7 @@ class HeldParts:
     @torch.no_grad()
     def combine_gradients(self) -> None:
         found = [_gradient(*pair) for pair in zip(self._parameters, self.values, strict=True)]
-        if found and not _by_rows(self._parameters[0]) and self._grid.team.size > 1:
+        if found and not _is_divided_by_rows(self._parameters[0]) and self._grid.team.size > 1:
             found = self._averaged(found)
         if found and self._grid.size(CONTEXT) > 1:
             found = self._summed(found, CONTEXT)
@@ -286,7 +286,7 @@ def _axes(tensor: torch.Tensor) -> Mapping[str, int]:
     return {name: placement.dim for name, placement in pairs if not placement.is_replicate()}  # type: ignore[attr-defined]
 
 
-def _by_rows(tensor: torch.Tensor) -> bool:
+def _is_divided_by_rows(tensor: torch.Tensor) -> bool:
     """Whether a tensor is divided by rows (FSDP)."""
     return DATA in _axes(tensor)
 

@@ -59,7 +59,7 @@ def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSetting
     check_context(module, source, mesh, shape[0])
     if mesh.tensor == 1:
         return {}
-    found = _own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)
+    found = _make_own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)
     if mesh.sequence and shape[0] % mesh.tensor:
         text = f"mesh.sequence: {shape[0]} places of a text for {mesh.tensor} processes"
         raise ConfigError(text, f"Set context= in data.source to a multiple of {mesh.tensor}.")
@@ -83,7 +83,7 @@ def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:
     raise ConfigError(f"mesh.tensor = {mesh.tensor}: {source} has no plan of its layers", advice)
 
 
-def _own_plan(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings) -> Plan:
+def _make_own_plan(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings) -> Plan:
     plan = custom.beside(source, base, PLAN)
     where = f"mesh.tensor = {mesh.tensor}: {source}"
     if plan is None:

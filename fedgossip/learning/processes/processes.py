@@ -151,7 +151,7 @@ class Group:
     def _failure(self, rank: int, failed: Failed | None) -> Exception:
         """Return the faulty process's error: a dead process's before one of a process that waited for it."""
         until = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until:  # first: a survivor's error is only that it lost its partner
             for number, process in enumerate(self._processes):
                 if (code := process.poll()) is not None:
                     return _died(number, len(self._processes), code)

@@ -169,11 +169,11 @@ def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSett
     if mesh.attention == ULYSSES:  # queries, keys and values by heads are copies of their own
         block -= 2 * width / mesh.tensor
     end = (given * (width + 2) + width) / mesh.context + module.layer.out_features if number == mesh.pipeline - 1 else 0
-    share = _at_once(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
+    share = _count_pieces(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
     return round(FLOAT * rows * share * context * (len(stage.blocks) * block / mesh.context + end))
 
 
-def _at_once(number: int, settings: TrainSettings) -> int:
+def _count_pieces(number: int, settings: TrainSettings) -> int:
     """Return the maximum number of pieces of a batch between a stage's forward and backward passes."""
     pieces, stages = settings.microbatches, settings.mesh.pipeline
     early = settings.mesh.schedule == "1f1b" and pieces >= stages  # else `pipeline` takes gpipe
@@ -245,7 +245,7 @@ class StepShape:
     logits: int
 
     @classmethod
-    def of(
+    def from_module(
         cls, module: nn.Module, source: str, base: Path | None, settings: TrainSettings, train: Dataset
     ) -> StepShape:  # fmt: skip
         """Divide a model by the mesh of the settings.  Raises ConfigError as the processes would."""

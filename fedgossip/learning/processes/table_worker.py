@@ -53,7 +53,7 @@ def _steps_on_features(setup: Setup) -> Steps:
 
     def steps(order: TrainOrder, shared: Shared) -> Iterator[tuple[float, int]]:
         line, counter = shared[LINE], shared.get(COUNTER)
-        for batch in batches.of(order.node, order.round, setup.rank, setup.size):
+        for batch in batches.iterate(order.node, order.round, setup.rank, setup.size):
             loss = step_on(line, batch, problem.value, order.lr)
             if counter is not None:
                 counter[batch.keys] += 1

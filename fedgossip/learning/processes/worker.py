@@ -130,7 +130,7 @@ class CollectiveWorker(ModuleMember):
         settings = setup.train
         torch.set_num_threads(settings.threads)
         device = meet(setup)
-        grid = ProcessGrid.of(settings, device, setup.rank, LifeSigns(channel).progressed)
+        grid = ProcessGrid.build(settings, device, setup.rank, LifeSigns(channel).progressed)
         train, test = examples_of(setup, boards["examples"])
         module = joined(module_of(setup, train), grid.team)
         layout = Layout.from_module(module, settings.buffers, settings.stays)

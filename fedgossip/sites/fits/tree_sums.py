@@ -45,8 +45,8 @@ from fedgossip.learning.models.trees import (
     gradients,
     info_of,
     leaf_value,
+    round_to_whole,
     split_code,
-    whole_of,
 )
 from fedgossip.secure.encoding import ExactSums, as_vector, long_numbers, long_words, words_in
 
@@ -459,7 +459,7 @@ class SiteMargins:
     def _first(self) -> Whole:
         d, y = self.layout.design, self.table.y
         if d.loss == SQUARES:
-            return np.array([len(y), _total(whole_of(y))], np.int64)
+            return np.array([len(y), _total(round_to_whole(y))], np.int64)
         return np.array([len(y), *np.bincount(y.astype(np.int64), minlength=len(d.classes))], np.int64)
 
     def margins(self, growing: GrowingTrees) -> Floats:
@@ -481,7 +481,7 @@ class SiteMargins:
         layout = self.layout
         asked = growing.open_nodes()[: layout.slots]
         g, h, loss = gradients(layout.design, self.margins(growing), self.table.y)
-        head = np.array([_total(whole_of(loss, LOSS_SHIFT)), len(self.table.y)], np.int64)
+        head = np.array([_total(round_to_whole(loss, LOSS_SHIFT)), len(self.table.y)], np.int64)
         parts = [head]
         for output in range(layout.design.outputs):
             nodes = [node for k, node in asked if k == output]

@@ -167,7 +167,7 @@ def asked(model: LoadedModel, examples: Dataset) -> Asked:
     Raises TrainingError for outputs that are no finite numbers.
     """
     y = examples.in_units(examples.y) if examples.label_mean else examples.y
-    answers = model.of_scaled(examples)
+    answers = model.predict_scaled(examples)
     if wrong := int((~np.isfinite(answers)).reshape(len(answers), -1).any(axis=1).sum()):
         text = f"the model answers {wrong} of {len(answers)} records with numbers that are not finite: no evaluation"
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")

@@ -169,7 +169,7 @@ def read_table(layout: TreesLayout, agreed: AgreedTable, file: TableFile) -> Sit
     y = found.y.reshape(len(found)).astype("f8")
     if kind == REGRESSION:
         y = (y - found.label_mean[0]) / found.label_deviation[0]
-    return SiteTable(layout.bins.of(scaled(found).x), y)
+    return SiteTable(layout.bins.find_bins(scaled(found).x), y)
 
 
 def _grown(layout: TreesLayout, _: AgreedTable, vector: Vector, least: int) -> TreesFit | None:

@@ -109,7 +109,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     statistics = _agreed(sources, plan)
     evaluation, evaluation_file = _evaluation(sources, model.weights, plan)
     contents: Contents = {USE: _use(sources.use).encode()}
-    contents |= _model(model_files.found(sources.run)) if model.file.startswith(f"{MODEL}/") else {}
+    contents |= _model(model_files.find_folder(sources.run)) if model.file.startswith(f"{MODEL}/") else {}
     if fitted:
         contents[fitted[0]] = sources.run / fitted[0]
     if evaluation_file:
@@ -188,7 +188,7 @@ def _describe_model(run: Path, fitted: tuple[str, AnyFit] | None, source: str) -
             source=source, kind=REGRESSION, numbers=numbers_of(fit), weights=_sha256(run / name), file=name,
             columns=columns, labels=labels, versions=compose.versions(),
         )  # fmt: skip
-    facts = model_files.facts_of(model_files.found(run))
+    facts = model_files.facts_of(model_files.find_folder(run))
     numbers = sum(int(np.prod(shape)) for _, shape in facts.layout)
     return ReleasedModel(
         source=source if fitted else facts.source or "tensors without a recipe",
