@@ -119,7 +119,7 @@ class Board:
         return None
 
     def _news(self, query: Query) -> dict[str, Any]:
-        since = _whole(query.get("since")) if query.get("board") == [self._token] else 0
+        since = _parse_number(query.get("since")) if query.get("board") == [self._token] else 0
         news = self._catalogue.since(since, RUNS_AT_ONCE)
         return {
             "board": self._token,
@@ -144,7 +144,7 @@ class Board:
                     continue
                 curves = self._of_runs.get(key, lambda run=run: RunCurves(run.folder))  # type: ignore[misc]
                 curves.read(max(0.0, until - time.monotonic()))
-                if curves.version != _whole([version]):
+                if curves.version != _parse_number([version]):
                     found[key] = curves.as_plain()
         return {"board": self._token, "runs": found}
 
@@ -179,7 +179,7 @@ def _policy_of_reports() -> str:
     )
 
 
-def _whole(words: list[str] | None) -> int:
+def _parse_number(words: list[str] | None) -> int:
     word = words[0] if words else ""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
 

@@ -233,7 +233,7 @@ def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) 
         ("Worst peer", _scored(metric, "worst_peer"), shown, metric.best),
         ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
         ("Forecast kept", lambda run: run.summary.forecast_kept, percent, None),
-        ("At the clients", _at_clients(metric), shown, metric.best),
+        ("At the clients", _pick_client_score(metric), shown, metric.best),
         ("Abandoned", _abandoned, lambda value: count(int(value)), None),
         ("Privacy ε", lambda run: run.summary.privacy.epsilon if run.summary.privacy else None, number, None),
         ("Sent", lambda run: run.summary.bytes_sent, data_size, None),
@@ -262,7 +262,7 @@ def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
     return lambda run: getattr(run.summary.score, which) if run.summary.score.metric == metric else None
 
 
-def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
+def _pick_client_score(metric: Score) -> Callable[[RecordedRun], float | None]:
     def pick(run: RecordedRun) -> float | None:
         tested = run.participation.at_clients if run.participation else {}
         return tested[max(tested)][0] if tested and run.summary.score.metric == metric else None
@@ -292,7 +292,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
 
     def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
         label = f"test {metric.word}, {terms.model}"
-        return overlay(runs, name, _by_score(metric, column_of("score_averaged")), label, shape, axis)
+        return overlay(runs, name, _restrict_to_metric(metric, column_of("score_averaged")), label, shape, axis)
 
     metric = metric_of(runs)
     shape, worst = drawing.percent_axis if metric.percent else None, f"test {metric.word}, worst peer"
@@ -310,7 +310,9 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
             ),
             figure(
                 "worst-by-round",
-                overlay(runs, "worst-by-round", _by_score(metric, column_of("score_worst_peer")), worst, shape),
+                overlay(
+                    runs, "worst-by-round", _restrict_to_metric(metric, column_of("score_worst_peer")), worst, shape
+                ),
                 "Worst peer",
                 f"Test {metric.word} of the peer that does worst in each round: what everyone can rely on.",
             ),
@@ -322,7 +324,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
             ),
             figure(
                 "at-clients-by-round",
-                overlay(runs, "at-clients-by-round", _by_score(metric, _tested), at_clients, shape),
+                overlay(runs, "at-clients-by-round", _restrict_to_metric(metric, _tested), at_clients, shape),
                 "At the clients",
                 f"Mean {metric.word} of the global model on examples that the clients keep to test on.",
             ),
@@ -357,7 +359,7 @@ def column_of(name: str) -> Callable[[RecordedRun], Series]:
     return lambda run: run.series(name)
 
 
-def _by_score(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[[RecordedRun], Series]:
+def _restrict_to_metric(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[[RecordedRun], Series]:
     """Return `pick` for the runs judged by this metric."""
     return lambda run: pick(run) if run.summary.score.metric == metric else []
 

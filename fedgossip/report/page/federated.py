@@ -402,7 +402,7 @@ def contributions(took: Participation, wanted: int | None, name: str) -> str | N
         axes.set_ylim(0.0, top)
         axes.set_xlabel("round" if group == 1 else f"round (each bar is the mean of {group})")
         axes.set_ylabel("contributions")
-        _whole(axes)
+        _set_whole_ticks(axes)
         legend_above(axes)
 
     return draw(name, height(took), paint)
@@ -417,7 +417,7 @@ def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | 
         return None
     table = took.table()
     group = math.ceil(rounds / MOST_COLUMNS)
-    kinds = _by_kind(table, counted) if group == 1 else _by_share(table, group)
+    kinds = _split_kinds(table, counted) if group == 1 else _shade_shares(table, group)
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
@@ -432,7 +432,7 @@ def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | 
         axes.grid(visible=False)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        _whole(axes)
+        _set_whole_ticks(axes)
         legend_above(axes, 2)
 
     return draw(name, height(took), paint)
@@ -455,13 +455,13 @@ Kind = tuple["NDArray[np.bool_]", dict[str, Any], str]
 """Its cells, [clients, columns]; its fill; its name."""
 
 
-def _by_kind(table: NDArray[np.int8], counted: str) -> list[Kind]:
+def _split_kinds(table: NDArray[np.int8], counted: str) -> list[Kind]:
     kinds = ((Took.COUNTED, BLUE, counted), *OTHERS)
     found: list[Kind] = [(table == took, {"facecolor": colour}, label) for took, colour, label in kinds]
     return [kind for kind in found if kind[0].any()]
 
 
-def _by_share(table: NDArray[np.int8], group: int) -> list[Kind]:
+def _shade_shares(table: NDArray[np.int8], group: int) -> list[Kind]:
     _, shares = _means((table == Took.COUNTED).astype(np.float64), group)
     found: list[Kind] = []
     for low, shade in zip((0.0, *SHADES), SHADES, strict=False):
@@ -491,7 +491,7 @@ def _means(values: NDArray[np.float64], group: int) -> tuple[NDArray[np.int64], 
     return starts, np.add.reduceat(values, starts, axis=-1) / (ends - starts)
 
 
-def _whole(axes: Axes) -> None:
+def _set_whole_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     drawing.whole_axis(axes)
@@ -528,7 +528,7 @@ def privacy(run: RecordedRun, took: Participation) -> Markup | None:
         grid(
             figure(
                 "epsilon",
-                _by_round(took, known, "epsilon"),
+                _draw_spending(took, known, "epsilon"),
                 "Privacy spent by round",
                 "The ε that the rounds together have spent: smaller reveals less. The round that would cross the limit"
                 " is refused.",
@@ -548,7 +548,7 @@ def _facts(known: PrivacySpent) -> Iterable[tuple[str, str, str]]:
     yield "δ", NOTHING if known.delta is None else number(known.delta), "the chance that the promise does not hold"
 
 
-def _by_round(took: Participation, known: PrivacySpent, name: str) -> str | None:
+def _draw_spending(took: Participation, known: PrivacySpent, name: str) -> str | None:
     if not took.epsilon:
         return None
     rounds = sorted(took.epsilon)

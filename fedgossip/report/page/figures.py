@@ -86,7 +86,7 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
             at, values = [place(row) for row, _ in series], [value for _, value in series]
             curve(axes, at, values, label=who, colour=colour, dash=dash, rounds=[row.round for row, _ in series])
         if axis is by_round:
-            _foretold_scores(axes, run)
+            _draw_forecast(axes, run)
         axes.set_xlabel(axis_label)
         axes.set_ylabel(label or f"test {score.word}")
         if axis is by_round:
@@ -99,7 +99,7 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
     return draw(name, HEIGHT, paint)
 
 
-def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
+def _draw_forecast(axes: Axes, run: RecordedRun) -> None:
     forecast = run.foretold.scores if run.foretold else None
     if forecast is None or len(forecast.rounds) < 2:
         return
@@ -288,10 +288,10 @@ def who_gains(run: RecordedRun) -> Markup | None:
         ("mean", shown(facts["mean_own"]), f"over {plural(facts['tested'], one)}, each counted alike"),
         ("10th percentile", shown(facts["tenth_own"]), f"of a tenth of the {one}s the score is this or worse"),
         ("worst", shown(facts["worst_own"]), ""),
-        ("worse off than with the shared model", _behind(facts["behind_shared"]), ""),
+        ("worse off than with the shared model", _show_count(facts["behind_shared"]), ""),
         (
             "worse off than alone",
-            _behind(facts["behind_alone"]),
+            _show_count(facts["behind_alone"]),
             "than by a model trained as often, without exchange",
         ),
         ("not tested", count(facts["untested"]), "without held-out examples, or never invited to an evaluated round"),
@@ -337,5 +337,5 @@ def gains(scores: list[OwnScores], score: Score, one: str) -> str | None:
     return draw("gains", GAINS_HEIGHT, paint)
 
 
-def _behind(number: int | None) -> str:
+def _show_count(number: int | None) -> str:
     return NOTHING if number is None else count(number)

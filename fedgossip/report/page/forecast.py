@@ -97,7 +97,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
             f" rule, or some of the peers lied: what becomes of the disagreement was not forecast.{left}"
         )
     if facts.period != 1:
-        parts.append(_of_changing(facts))
+        parts.append(_describe_mixing(facts))
     elif facts.slem is not None and facts.mean_contraction is None:
         text = "in the long run one round of mixing leaves"
         parts.append(f"Forecast: {text} {near_one(facts.slem)} of the disagreement.")
@@ -111,7 +111,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
         verdict = _verdict(measured, facts.slem) if bounded and facts.slem is not None else ""
         parts.append(f"Measured: {near_one(measured)}{verdict}.")
     if forecast is not None and forecast.foretold:
-        return " ".join([*parts, _foretold(run)])
+        return " ".join([*parts, _describe_forecast(run)])
     if run.summary.forecast_file is not None and run.foretold is None:
         parts.append("The file forecast.json is not the one that this run began with: it is not drawn.")
     share = None if forecast is None else inside(run, forecast)
@@ -125,7 +125,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
     return " ".join(parts)
 
 
-def _of_changing(facts: RecordedForecast) -> str:
+def _describe_mixing(facts: RecordedForecast) -> str:
     sentences = []
     if facts.mean_contraction is not None:
         sentences.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
@@ -141,7 +141,7 @@ HOW = {
 """Training done for a level of a forecast; a probe trains three jobs per peer."""
 
 
-def _foretold(run: RecordedRun) -> str:
+def _describe_forecast(run: RecordedRun) -> str:
     forecast, summary = run.foretold, run.summary
     assert forecast is not None
     how = HOW.get(forecast.level, "three jobs a peer")

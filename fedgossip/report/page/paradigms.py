@@ -102,7 +102,7 @@ def written(path: Path, page: ParadigmPage) -> None:
     done = [row for row in page.rows if "rounds" in row]
     body = join(
         [
-            _brought(page, path.parent),
+            _draw_table(page, path.parent),
             _tuned(page),
             _time(done),
             _curves(page),
@@ -119,7 +119,7 @@ def _failure(row: Row) -> Markup:
     return paragraph(what, "notice")
 
 
-def _brought(page: ParadigmPage, folder: Path) -> Markup | None:
+def _draw_table(page: ParadigmPage, folder: Path) -> Markup | None:
     reports = {name: report for name, _, report in page.runs}
     workers = max((row["workers"] for row in page.rows), default=0)
     several = any("speedup" in row for row in page.rows)

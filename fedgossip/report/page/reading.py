@@ -371,7 +371,7 @@ def read_run(folder: Path) -> RecordedRun:
                 participation.row(row)
         elif kind == "network":
             one = _convert(record, ReportedRound, place)
-            network[one.round] = _of_one_model(one) if participation else one
+            network[one.round] = _remove_spread(one) if participation else one
             measured.add(one.round, one.metrics)
         elif kind == "event":
             event = _convert(record, ReportedEvent, place)
@@ -386,7 +386,7 @@ def read_run(folder: Path) -> RecordedRun:
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
-    parts = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
+    parts = _load_forecast(folder, summary), _realised(folder, summary), _timeline(folder, summary)
     beside = {**measured.lines(), **logged.lines()}
     lines = {name: points for name, points in beside.items() if name not in (*NAMES, *COUNTS)}
     of_rows = participation, lines, own_scores, own_counts, frozenset(fallen)
@@ -409,7 +409,7 @@ def _follow(fallen: set[int], returned: set[int], event: ReportedEvent) -> None:
         returned.add(event.peer)
 
 
-def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
+def _load_forecast(folder: Path, summary: Summary) -> RunForecast | None:
     found = read_forecast(folder) if summary.forecast_file else None
     if found is None or summary.forecast_file is None or found[1] != summary.forecast_file.sha256:
         return None
@@ -434,7 +434,7 @@ def _script_of(folder: Path) -> tuple[str, ...]:
         return ()
 
 
-def _of_one_model(row: ReportedRound) -> ReportedRound:
+def _remove_spread(row: ReportedRound) -> ReportedRound:
     """Remove values over several models if there is only one."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)

@@ -139,7 +139,7 @@ def _worst(run: RecordedRun) -> str:
     if not known:
         return f"the worst {score.word} of one {run.roles.measured}"
     worst = score.worst(known.values())
-    return f"{_called(run, next(node for node, value in known.items() if value == worst))} at the end"
+    return f"{_name_participant(run, next(node for node, value in known.items() if value == worst))} at the end"
 
 
 def _per_peer_and_round(run: RecordedRun) -> str:
@@ -154,7 +154,7 @@ def reporter(run: RecordedRun, event: ReportedEvent) -> str:
     return str(event.peer) if run.roles.alike and event.peer >= 0 else run.roles.label(event.peer)
 
 
-def _called(run: RecordedRun, node: int) -> str:
+def _name_participant(run: RecordedRun, node: int) -> str:
     return f"{run.roles.one} {_label(run, node)}" if run.roles.alike else run.roles.label(node)
 
 
@@ -491,8 +491,8 @@ class Repeating:
 def repeating(run: RecordedRun) -> Repeating:
     """Return the steps to repeat the run from its folder."""
     summary = run.summary
-    if _at(_experiment(run), "task", "kind") == "loop":
-        return _of_loops(run)
+    if _look_up(_experiment(run), "task", "kind") == "loop":
+        return _describe_loops(run)
     if summary.data and summary.data.source == GIVEN:
         text = (
             "Its task was given by a program, simulate(task=...), and is in no file: experiment.toml names other data."
@@ -510,7 +510,7 @@ def repeating(run: RecordedRun) -> Repeating:
     return Repeating(f"{before}, this ends with the same digest, bit for bit, {_provided(run, e)}:", command, same=True)
 
 
-def _of_loops(run: RecordedRun) -> Repeating:
+def _describe_loops(run: RecordedRun) -> Repeating:
     """Return the answer for loops: they are a user's script, and only the user can judge whether it repeats."""
     if not run.script:
         return Repeating("Its loops are the user's own, which no file here names.", None, same=False)
@@ -530,12 +530,12 @@ def _experiment(run: RecordedRun) -> Mapping[str, Any]:
 
 
 def _where(e: Mapping[str, Any]) -> str:
-    named = [str(_at(e, *path)) for path in NAMED]
+    named = [str(_look_up(e, *path)) for path in NAMED]
     own = sorted({one.partition(":")[0] for one in named if _FUNCTION.fullmatch(one) and not _is_kind(one)})
     where = "In this folder, with its experiment.toml"
     if own:
         where += f" and a copy of {', '.join(f'{name}.py' for name in own)}"
-    every = PLACE in str(_at(e, "data", "source"))
+    every = PLACE in str(_look_up(e, "data", "source"))
     return where + (" and every participant’s file where that names it" if every else "")
 
 
@@ -549,20 +549,20 @@ def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     if summary.digest is None:
         yield "there is no digest of this run to compare with, for not all participants reached its end"
     if summary.driver not in ("sim", "stacked"):
-        yield from _of_a_real_run(run, e)
+        yield from _explain_real_run(run, e)
     if summary.kernels == "as they come":
         yield "the digest may be another, for torch was imported before fedgossip and took its kernels as they come"
-    if str(_at(e, "train", "device")).startswith("cuda"):
+    if str(_look_up(e, "train", "device")).startswith("cuda"):
         yield "the digest may be another, for a GPU rounds in ways of its own"
-    if _at(e, "train", "parallel") == "hogwild":
+    if _look_up(e, "train", "parallel") == "hogwild":
         yield "the digest is another, for processes stepped on one model without waiting for each other"
     for name in ("threads", "processes"):
-        count = _at(e, "train", name)
+        count = _look_up(e, "train", name)
         if isinstance(count, int) and count > 1:
             yield f"the digest may be another, for {count} {name} add up in an order of their own"
 
 
-def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
+def _explain_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     summary = run.summary
     if summary.privacy is not None:
         yield "the digest is another, for the noise of a real run is from the operating system and not from a seed"
@@ -577,15 +577,15 @@ def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _provided(run: RecordedRun, e: Mapping[str, Any]) -> str:
-    if _at(e, "task", "kind") in ("averaging", "quadratic"):
+    if _look_up(e, "task", "kind") in ("averaging", "quadratic"):
         return "with the same version of NumPy"
-    if _at(e, "train", "portable"):
+    if _look_up(e, "train", "portable"):
         return "on any x86-64 processor, with the same versions"
-    device = "" if _at(e, "train", "device") == "cpu" else ", without a GPU"
+    device = "" if _look_up(e, "train", "device") == "cpu" else ", without a GPU"
     on = f" ({run.summary.processor})" if run.summary.processor else ""
     return f"on a processor of the same kind{on}{device}, with the same versions"
 
 
-def _at(content: Mapping[str, Any], section: str, key: str) -> Any:
+def _look_up(content: Mapping[str, Any], section: str, key: str) -> Any:
     found = content.get(section)
     return found.get(key) if isinstance(found, Mapping) else None

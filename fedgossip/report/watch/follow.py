@@ -271,7 +271,7 @@ class Tail:
                 data = file.read(PIECE_BYTES)
         except OSError:  # the file was deleted since the last check
             return []
-        return self._whole(data)
+        return self._split_lines(data)
 
     def _look(self) -> int:
         try:
@@ -280,7 +280,7 @@ class Tail:
             self.size = self.offset  # no file, so nothing new
         return self.size
 
-    def _whole(self, data: bytes) -> list[bytes]:
+    def _split_lines(self, data: bytes) -> list[bytes]:
         end = data.rfind(b"\n") + 1
         if not end:
             if len(data) == PIECE_BYTES:

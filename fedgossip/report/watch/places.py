@@ -132,12 +132,12 @@ def _node(folder: Path) -> int:
 
 def facts_of(place: RunPlace) -> Facts:
     """Return the settings in the experiment file next to the rows; empty for a missing or unreadable file."""
-    content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
-    roles_file = next((known for path in _beside(place, ROLES) if (known := _description(path))), None)
-    return replace(_facts(content, roles_file), score=_score(content), foretold=_foretold(place))
+    content = next((found for path in _find_copies(place, EXPERIMENT) if (found := _read(path))), {})
+    roles_file = next((known for path in _find_copies(place, ROLES) if (known := _description(path))), None)
+    return replace(_facts(content, roles_file), score=_score(content), foretold=_load_forecast(place))
 
 
-def _foretold(place: RunPlace) -> RunForecast | None:
+def _load_forecast(place: RunPlace) -> RunForecast | None:
     try:
         found = read_forecast(place.folder) if place.folder else None
     except ConfigError:  # the report gives the reason; here the run continues
@@ -179,7 +179,7 @@ def _links(federation: Federation) -> Topology | None:
     return star(federation.clients) if federation.clients <= MOST_EDGES else None
 
 
-def _beside(place: RunPlace, name: str) -> Iterator[Path]:
+def _find_copies(place: RunPlace, name: str) -> Iterator[Path]:
     if place.folder:
         yield place.folder / name
     for path in place.peers.values():

@@ -90,7 +90,7 @@ class State:
             self.peers[node] = Peer(node, watched=bool(self.n))
         return self.peers[node]
 
-    def _known(self, value: object) -> list[int]:
+    def _select_known(self, value: object) -> list[int]:
         return [node for node in named(value) if node in self.peers or (self.n and self.peer(node))]
 
     @property
@@ -173,9 +173,9 @@ class State:
         self.logged.add(row.round, row.metrics)
         if row.consensus_distance is not None and not alone:
             self.distance = row
-            self._held_against_the_forecast(row.round, row.consensus_distance)
+            self._compare_with_forecast(row.round, row.consensus_distance)
 
-    def _held_against_the_forecast(self, round: int, distance: float) -> None:
+    def _compare_with_forecast(self, round: int, distance: float) -> None:
         """Store the distance with its forecast, and with the forecast from the measurements."""
         if self.foretold and self.narrowed is None:
             self.narrowed = NarrowedForecast(self.foretold)
@@ -204,15 +204,15 @@ class State:
             case "again":
                 peer.returned(_round(row.value))
             case "relayed" | "by_web" | "direct" as way:
-                for node in self._known(row.value):
+                for node in self._select_known(row.value):
                     peer.ways[node] = way
             case "left":
-                for node in self._known(row.value):
+                for node in self._select_known(row.value):
                     self.peers[node].left = True
 
     def _mark_present(self, peer: Peer, row: EventRow) -> None:
         """Mark a participant as present for `peer`, or, if it reported itself, for all."""
-        nodes = self._known(row.value)
+        nodes = self._select_known(row.value)
         itself = not nodes or kind_of(row.name).implies == "there"
         for node in nodes or [peer.node]:
             for by in list(self.peers[node].seen_by) if itself else [peer.node]:
@@ -230,7 +230,7 @@ class State:
         """Return whether the same neighbours were missed in the round before."""
         if row.name != "missed":
             return False
-        missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
+        missed = [self.peers[node].seen_by.get(row.peer) for node in self._select_known(row.value)]
         return bool(missed) and all(mark and mark.round in (row.round - 1, row.round) for mark in missed)
 
     # --- reports on other peers -------------------------------------------------------------------------------------

@@ -98,17 +98,19 @@ def rounds_led(state: State, led: Led) -> list[str]:
 def at_clients(led: Led, now: int, score: Score) -> list[str]:
     """Return the clients' last measurement of the global model, if any: mostly of the round before."""
     tested = led.tested
-    return [f"{shown(score, tested.score_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
+    return (
+        [f"{shown(score, tested.score_clients)} at the clients{_note_round(tested.round - 1, now)}"] if tested else []
+    )
 
 
-def _of(round: int, now: int) -> str:
+def _note_round(round: int, now: int) -> str:
     return "" if round == now else f" (round {round})"
 
 
 def learned(state: State) -> list[str]:
     """Return the three scores, or the loss, and the consensus distance, if measured."""
     words, tested, distance, score = [], state.tested, state.distance, state.score
-    of_round = _of(tested.round, state.round) if tested else ""
+    of_round = _note_round(tested.round, state.round) if tested else ""
     if state.led and tested is not None and tested.score_averaged is not None:
         of_model = f"{score.word} {shown(score, tested.score_averaged)} global model{of_round}"
         words.append(", ".join([of_model, *at_clients(state.led, state.round, score)]))
@@ -119,7 +121,7 @@ def learned(state: State) -> list[str]:
     elif tested is not None:
         words.append(f"loss {number(tested.test_loss)}{of_round}")
     if distance is not None:
-        words.append(disagreement(state, distance) + _of(distance.round, state.round))
+        words.append(disagreement(state, distance) + _note_round(distance.round, state.round))
     return words
 
 
@@ -129,10 +131,10 @@ def disagreement(state: State, row: NetworkRow) -> str:
     edges = state.foretold.edges(row.round) if state.foretold else None
     if edges is None:
         return text
-    return f"{text} (forecast {_between(edges)}{_at_the_end(state, row.round)})"
+    return f"{text} (forecast {_between(edges)}{_project_end(state, row.round)})"
 
 
-def _at_the_end(state: State, round: int) -> str:
+def _project_end(state: State, round: int) -> str:
     last = state.foretold.rounds if state.foretold else 0
     inner = state.narrowed.edges(last) if state.narrowed and round < last else None
     return "" if inner is None else f"; as it goes, {_between(inner)} in round {last}"
@@ -218,7 +220,7 @@ def _round(state: State, peer: Peer) -> str:
 
 
 def _score(score: Score, peer: Peer) -> str:
-    return shown(score, peer.score) + ("" if peer.score is None else _of(peer.tested, peer.round))
+    return shown(score, peer.score) + ("" if peer.score is None else _note_round(peer.tested, peer.round))
 
 
 def _account(state: State) -> str:
@@ -278,10 +280,10 @@ class StatusLines:
                 return event_line(row, self.words, self.roles)
             case NetworkRow():
                 led = self.follower.state.led
-                words = _of_model(row, led, score) if led else _of_all(row, self.follower.state)
+                words = _describe_model(row, led, score) if led else _describe_network(row, self.follower.state)
                 return f"{self._round(row.round)}  {words}".rstrip()
             case PeerRow() if not self.follower.place.folder:
-                words = _of_one(row, self.roles, score)
+                words = _describe_peer(row, self.roles, score)
                 return f"{self._round(row.round)}, {self.roles.label(row.peer)}  {words}".rstrip()
             case _:
                 return ""
@@ -302,7 +304,7 @@ class StatusLines:
                 yield line(f"{who} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
 
 
-def _of_all(row: NetworkRow, state: State) -> str:
+def _describe_network(row: NetworkRow, state: State) -> str:
     words, score = [], state.score
     if row.score_averaged is not None:
         words.append(three(score, row))
@@ -313,7 +315,7 @@ def _of_all(row: NetworkRow, state: State) -> str:
     return ", ".join(words)
 
 
-def _of_model(row: NetworkRow, led: Led, score: Score) -> str:
+def _describe_model(row: NetworkRow, led: Led, score: Score) -> str:
     words = []
     if row.score_averaged is not None:
         words += [f"{score.word} {shown(score, row.score_averaged)}", *at_clients(led, row.round, score)]
@@ -322,7 +324,7 @@ def _of_model(row: NetworkRow, led: Led, score: Score) -> str:
     return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
 
 
-def _of_one(row: PeerRow, roles: Roles, score: Score) -> str:
+def _describe_peer(row: PeerRow, roles: Roles, score: Score) -> str:
     words = [] if row.loss is None else [f"loss {number(row.loss)}"]
     if row.score is not None:
         words.append(f"{score.word} {shown(score, row.score)}")
