@@ -263,7 +263,7 @@ def collect_peers(
     Raises ConfigError for a missing folder, and NetworkError if no peer has completed a round.  The error of a failed
     peer is raised after the directory is made.  Scores are the peers' own; the averaged model is known at the end.
     """
-    folders = _by_peer(plan, given)
+    folders = _order_by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
     task, shares = learning or compose.task_of(plan.experiment, plan.learners, [])
     likeness = compose.likeness_of(plan, task)
@@ -317,7 +317,7 @@ def _folders(given: Path) -> list[Path]:
     return inside if inside and not (given / ENDPOINT).exists() else [given]
 
 
-def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
+def _order_by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     found: dict[int, Path] = {}
     for folder in (one for place in given for one in _folders(outside_files.checked_folder(place))):
         try:

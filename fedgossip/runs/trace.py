@@ -422,7 +422,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
     """Return the event of a `taken_apart` value.  Raises TraceError if it cannot be replayed."""
     match name:
         case "Received":
-            return Received(fields["sender"], _whole(fields["message"], arrays))
+            return Received(fields["sender"], _rebuild(fields["message"], arrays))
         case "Trained":
             first = len(arrays) - fields.get("extra", 0)
             update = arrays[0] if first else None
@@ -439,7 +439,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
             graph = Topology.from_edges(fields["n"], edges.reshape(-1, 2), fields["name"], fields["directed"])
             return Rostered(Mixing(graph, fields["rule"], (starts, ids, values), fields["stochastic"]))
         case _:
-            event: Event = _EVENTS[name](**{key: _whole(value, arrays) for key, value in fields.items()})
+            event: Event = _EVENTS[name](**{key: _rebuild(value, arrays) for key, value in fields.items()})
             return event
 
 
@@ -455,16 +455,16 @@ def _plain(value: Any, arrays: list[Array]) -> Any:
     return value
 
 
-def _whole(value: Any, arrays: Sequence[Array]) -> Any:
+def _rebuild(value: Any, arrays: Sequence[Array]) -> Any:
     if not isinstance(value, dict):
         return value
     name = value.pop("is")
     if name == "array":
         return arrays[value["at"]].reshape(value["shape"])
     if name == "tuple":
-        return tuple(_whole(one, arrays) for one in value["of"])
+        return tuple(_rebuild(one, arrays) for one in value["of"])
     kind: Any = _MESSAGES[name]
-    fields = {key: _whole(one, arrays) for key, one in value.items()}
+    fields = {key: _rebuild(one, arrays) for key, one in value.items()}
     if issubclass(kind, Carrier) and "vectors" not in fields:  # of an earlier release, with arrays only there
         fields["vectors"] = tuple(arrays)
     return kind(**fields)
