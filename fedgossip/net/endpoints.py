@@ -137,7 +137,7 @@ def load_revoked(path: Path) -> tuple[Revocation, ...]:
     return tuple(Revocation(one.id, one.key, one.verify, one.signature) for one in _file(path).revoked)
 
 
-def _shown(node: NodeId, endpoint: Endpoint) -> str:
+def _name_command(node: NodeId, endpoint: Endpoint) -> str:
     where = f"--address {endpoint.address}" if endpoint.address else "--client"
     return f"fedgossip keys show --id {node} {where}"
 
@@ -147,7 +147,7 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     found = _read(path)
     for node, endpoint in found.items():
         if not is_signing_key(endpoint.verify):
-            advice = f"Put what `{_shown(node, endpoint)}` prints on its machine there: members sign."
+            advice = f"Put what `{_name_command(node, endpoint)}` prints on its machine there: members sign."
             raise ConfigError(f"{path}: peer {node} has no key of signatures (verify)", advice)
     return found
 
@@ -352,7 +352,7 @@ def roster_of(endpoints: Endpoints) -> ParticipantRoster:
     for node in sorted(endpoints):
         member = _member(endpoints[node])
         if not is_signed(endpoints[node]):
-            advice = f"Put what `{_shown(node, endpoints[node])}` prints on its machine there, unchanged."
+            advice = f"Put what `{_name_command(node, endpoints[node])}` prints on its machine there, unchanged."
             raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
         members.append(member)
     return ParticipantRoster(tuple(members))

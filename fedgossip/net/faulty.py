@@ -127,14 +127,14 @@ class FaultyLinks:
         now_ns = self._faults.clock()
         if now_ns is not None and self._later:
             timeout_ms = max(0, min(timeout_ms, (self._later[0][0] - now_ns) // 1_000_000 + 1))
-        events = self._seen(self._links.poll(min(timeout_ms, CUT_MS) if self._cuts else timeout_ms))
+        events = self._record_links(self._links.poll(min(timeout_ms, CUT_MS) if self._cuts else timeout_ms))
         if (now_ns := self._faults.clock()) is not None:
             self._release(now_ns)
             if self._cuts:
                 self._turn(now_ns, events)
         return events
 
-    def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
+    def _record_links(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
         """Record the true state of the links while they are cut."""
         passed_on: list[LinkEvent] = []
         for event in events:

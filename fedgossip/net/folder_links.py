@@ -174,7 +174,7 @@ class FolderLinks(Wakeable):
                 raise ConfigError(text, "Give each run a folder of its own; all participants need the same experiment.")
         self._take_state()
         if self._is_gone():
-            raise NetworkError(*self._gone_words())
+            raise NetworkError(*self._explain_missing())
         secret = bytes.fromhex(self._state.secret)
         process = public_of(secret)
         unlike = replace(hello, process=int.from_bytes(hashlib.sha256(process).digest()[:6], "little"))
@@ -193,7 +193,7 @@ class FolderLinks(Wakeable):
         """Return whether the run's folder existed and is missing now: most likely a lost mount."""
         return (self._state.begun or bool(self._state.partners)) and not self._folder.is_dir()
 
-    def _gone_words(self) -> tuple[str, str]:
+    def _explain_missing(self) -> tuple[str, str]:
         text = f"{self.root}: no file of this run exists there, and participant {self.node} has begun it"
         return text, f"Mount it, or synchronise it; where it was emptied: make the folder {self._folder.name} in it."
 
@@ -293,7 +293,7 @@ class FolderLinks(Wakeable):
     def _written(self, pair: _Pair, kind: bytes, number: int, content: bytes, events: list[LinkEvent]) -> bool:
         try:
             if self._is_gone():
-                raise FileNotFoundError(errno.ENOENT, self._gone_words()[0])
+                raise FileNotFoundError(errno.ENOENT, self._explain_missing()[0])
             pair.writer.put(kind, number, content)
         except OSError as error:
             text = f"{self.root} cannot be written: {error.strerror or error}; {self.unfetched} messages wait"
@@ -354,7 +354,7 @@ class FolderLinks(Wakeable):
         done = False
         gone = self._is_gone()
         if gone and self._pairs:
-            self._report(next(iter(self._pairs)), f"folder_{errno.ENOENT}", *self._gone_words(), events)
+            self._report(next(iter(self._pairs)), f"folder_{errno.ENOENT}", *self._explain_missing(), events)
         for pair in () if gone else self._pairs.values():
             if not pair.swept and pair.writer.folder.is_dir():
                 pair.swept = True

@@ -239,7 +239,7 @@ async def reach(relay: str, identity: Identity, report: ReportStep) -> None:
         try:
             stream = await ask_relay(relay, identity, ECHO, NO_TARGET, CONNECT_SECONDS, report)
         except PeerError:
-            await _of_a_stranger(relay, report)
+            await _measure_stranger(relay, report)
             return
         try:
             await _measured(stream, report)
@@ -284,7 +284,7 @@ async def _send(stream: Stream) -> None:
         await stream[1].drain()
 
 
-async def _of_a_stranger(relay: str, report: ReportStep) -> None:
+async def _measure_stranger(relay: str, report: ReportStep) -> None:
     report("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
     web, writer = await open_relay(relay)
     try:

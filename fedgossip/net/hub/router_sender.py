@@ -143,13 +143,13 @@ class FairSender:
                 del self._talking[line.node]
                 self._empty(line)
                 return given
-            if not self._given(line, pair, begins=begins):
+            if not self._send_pair(line, pair, begins=begins):
                 return given
             if line.way is None or not line.way.sends:
                 return given + 1
         return CHUNKS_IN_A_ROW
 
-    def _given(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
+    def _send_pair(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
         if line.way is not None and (line.way.sends or begins):
             return self._sealed(line, line.way, pair)
         try:

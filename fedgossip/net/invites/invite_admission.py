@@ -225,11 +225,11 @@ class InviteAdmission:
             return TurnedAway(ENDED)
         if (node := party.node_of(key)) is not None:
             return None if party.guests[node].verify == who.verify else TurnedAway(UNKNOWN)
-        if party.full and self._left(now) is None:
+        if party.full and self._find_absent(now) is None:
             return TurnedAway(USED)
         return TurnedAway(EXPIRED) if now >= party.expires else None
 
-    def _left(self, now: float) -> NodeId | None:
+    def _find_absent(self, now: float) -> NodeId | None:
         if self.party.founders or self.party.seats.folder:
             return None
         last = {node: max(self._seen_at.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
@@ -238,7 +238,7 @@ class InviteAdmission:
     def _place(self, known: NodeId | None, asked: Enrol, now: float) -> NodeId | None:
         """Return a participant's seat, or None if all are taken."""
         fits = list(islice(self.party.seats.places(asked.lead, asked.under), self.party.seats.count))
-        left = self._left(now)
+        left = self._find_absent(now)
         if known is not None:
             return known if known in fits else None
         found = self.party.free(asked.lead, asked.under)

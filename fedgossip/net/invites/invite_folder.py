@@ -247,7 +247,7 @@ class FolderClient:
     def ask_all(self, questions: Sequence[AnyMessage]) -> Iterator[Invitations]:
         """Yield the reply to each; all requests are written before the first wait.  Raises as `ask`."""
         for number, content in (asked := [self._numbered(one) for one in questions]):
-            if self._kept(number) is None and self._writer.size(MESSAGE, number) is None:
+            if self._load_reply(number) is None and self._writer.size(MESSAGE, number) is None:
                 self._put(number, content)
         for number, _ in asked:
             yield self._reply(number)
@@ -258,14 +258,14 @@ class FolderClient:
         for attempt in count():
             about = hashlib.sha256(content + attempt.to_bytes(4, "big")).digest()
             number = int.from_bytes(about[:8], "big") | 1 << 63  # as many digits for each
-            if attempt >= REFUSALS_MAX or not isinstance(self._kept(number), TurnedAway):
+            if attempt >= REFUSALS_MAX or not isinstance(self._load_reply(number), TurnedAway):
                 return number, content
         raise AssertionError
 
     def _path(self, number: int) -> Path:
         return self._own / f"{number}.fgm"
 
-    def _kept(self, number: int) -> Invitations | None:
+    def _load_reply(self, number: int) -> Invitations | None:
         try:
             sealed = parsed(outside_files.read_bytes(self._path(number), self._reader.limit))
             return _reply_in(sealed.content(self._reader.secrets))
@@ -282,7 +282,7 @@ class FolderClient:
     def _reply(self, number: int) -> Invitations:
         until, rest, cause = time.monotonic() + self._patience, BUSY_SECONDS, ""
         while True:
-            if (kept := self._kept(number)) is not None:
+            if (kept := self._load_reply(number)) is not None:
                 return _accepted(kept)
             try:
                 if found := self._reader.take(MESSAGE, number):

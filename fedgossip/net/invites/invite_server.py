@@ -223,7 +223,7 @@ class InvitePort:
         self._target, self._rate, self._calls = target, Rate(BYTES_PER_SECOND), 0
         self._thread = LoopThread("invites passed on")
         try:
-            self._server = self._thread.wait(asyncio.start_server(self._called, None, port), ANSWER_SECONDS)
+            self._server = self._thread.wait(asyncio.start_server(self._pass_call, None, port), ANSWER_SECONDS)
         except OSError as error:
             self._thread.close()
             text = f"port {port} cannot be listened at: {error.strerror or error}"
@@ -236,7 +236,7 @@ class InvitePort:
             self._thread.loop.call_soon_threadsafe(self._server.close)
             self._thread.close()
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._calls += 1
         try:
             if self._calls <= CALLS_MAX:

@@ -108,15 +108,15 @@ class Incoming:
     def begun(self, node: NodeId, with_: Assembler) -> None:
         """Drop a partner's other messages under way when a message begins: their connection has broken."""
         if with_.begins:
-            for other in self._of(node):
+            for other in self._list_assemblers(node):
                 if other is not with_:
                     other.give_up()
 
     def is_arriving(self, node: NodeId, round: int) -> bool:
         """Return whether a partner's vectors of `round` are arriving."""
-        return any(assembler.arriving_round == round for assembler in self._of(node))
+        return any(assembler.arriving_round == round for assembler in self._list_assemblers(node))
 
-    def _of(self, node: NodeId) -> Iterator[Assembler]:
+    def _list_assemblers(self, node: NodeId) -> Iterator[Assembler]:
         yield self._by_curve[node]
         yield from (assembler for way, assembler in self._by_stream.items() if way.node == node)
 

@@ -21,7 +21,7 @@ def own_addresses(port: int) -> list[str]:
     """
     first = own_address(port)
     found = [first] if first else []
-    found += [f"{TCP}{host}:{port}" for host in _of_interfaces()]
+    found += [f"{TCP}{host}:{port}" for host in _list_interfaces()]
     return list(dict.fromkeys(found)) or [f"{TCP}{LOOPBACK}:{port}"]
 
 
@@ -119,7 +119,7 @@ def address_of_interface(name: str) -> str | None:
     return None
 
 
-def _of_interfaces() -> list[str]:
+def _list_interfaces() -> list[str]:
     """Return the IPv4 address of every network interface but the loopback, if known."""
     found = [address_of_interface(name) for _, name in socket.if_nameindex()]
     return [host for host in found if host and not ipaddress.ip_address(host).is_loopback]

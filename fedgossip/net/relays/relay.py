@@ -205,7 +205,7 @@ class Relay:
                 self.counts["full"] += 1
                 return
             patient(writer)
-            if found := await self._asked((reader, writer), entrance):
+            if found := await self._admit((reader, writer), entrance):
                 try:
                     await self._serve(*found)
                 finally:
@@ -219,7 +219,7 @@ class Relay:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _asked(self, inner: TcpStream, entrance: _Entrance) -> tuple[RelayRequest, Stream] | None:
+    async def _admit(self, inner: TcpStream, entrance: _Entrance) -> tuple[RelayRequest, Stream] | None:
         """Return a new connection's permitted request, and its stream."""
         self._strangers += 1
         try:

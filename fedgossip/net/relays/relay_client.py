@@ -129,7 +129,7 @@ class RelayClient:
         pause = AGAIN_SECONDS
         while True:
             try:
-                stream = await self._asked(relay, LISTEN, NO_TARGET, CONNECT_SECONDS)
+                stream = await self._request(relay, LISTEN, NO_TARGET, CONNECT_SECONDS)
                 pause = AGAIN_SECONDS
                 self._listening.add(relay)
                 await self._answer_calls(relay, stream, port)
@@ -162,7 +162,7 @@ class RelayClient:
             return
         self._calls += 1
         try:
-            there = await self._asked(relay, ANSWER, token, CONNECT_SECONDS)
+            there = await self._request(relay, ANSWER, token, CONNECT_SECONDS)
             try:
                 first = await self._first(there)
                 here = await asyncio.open_connection("127.0.0.1", port + PORT_ABOVE if first == HAIL else port)
@@ -203,7 +203,7 @@ class RelayClient:
         try:
             first = await self._first(here)
             try:
-                there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
+                there = await self._request(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
             except PeerError:
                 text = f"the relay at {relay} does not connect the call: no participant with that key is connected"
                 advice = "Has the other one begun?  A relay with --allow needs the keys of both."
@@ -215,7 +215,7 @@ class RelayClient:
         finally:
             self._calls -= 1
 
-    async def _asked(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
+    async def _request(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
         """Return an accepted connection to a relay; while it is unreachable each call waits.
 
         Raises OSError, EOFError, TimeoutError, FedgossipError.

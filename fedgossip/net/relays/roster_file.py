@@ -84,12 +84,12 @@ class Roll:
         return self._path / INVITE if self._path.is_dir() else self._path
 
     def _read(self) -> None:
-        found = _of_folder(self._path) if self._path.is_dir() else _of_file(self._path)
+        found = _load_folder(self._path) if self._path.is_dir() else _load_file(self._path)
         self._changed = self._file.stat().st_mtime_ns
         self._allowed = found
 
 
-def _of_folder(folder: Path) -> Allowed:
+def _load_folder(folder: Path) -> Allowed:
     try:
         party = from_json(_PARTY, outside_files.read_bytes(folder / INVITE))
     except (OSError, UnreadableError) as error:
@@ -100,7 +100,7 @@ def _of_folder(folder: Path) -> Allowed:
     return Allowed(frozenset({organiser, *map(raw, keys)}), frozenset({organiser}))
 
 
-def _of_file(path: Path) -> Allowed:
+def _load_file(path: Path) -> Allowed:
     lines = _lines(path)
     if not (lines and _is_key(lines[0].partition(" ")[0])):
         return Allowed(frozenset(map(raw, public_keys(path))))

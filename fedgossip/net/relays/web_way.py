@@ -113,17 +113,17 @@ async def open_web(url: str, report: ReportStep = silent) -> WebStream:
     target = _Target(secure, parts.hostname or "", parts.port or (443 if secure else 80))
     proxy = proxy_for(secure, target.authority)
     report("proxy", str(proxy) if proxy else "none")
-    inner = await _called(proxy, target, report)
+    inner = await _connect(proxy, target, report)
     try:
         if proxy and proxy.kind == "socks5":
-            await _within(_by_socks(inner, proxy, target), f"the proxy {proxy} does not answer in SOCKS5")
+            await _within(_tunnel_by_socks(inner, proxy, target), f"the proxy {proxy} does not answer in SOCKS5")
             report("SOCKS5", f"to {target.authority}")
         elif proxy:
-            await _within(_by_connect(inner, proxy, target), f"the proxy {proxy} does not answer CONNECT")
+            await _within(_tunnel_by_connect(inner, proxy, target), f"the proxy {proxy} does not answer CONNECT")
             report("CONNECT", f"to {target.authority}")
         if secure:
             inner = await _secured(inner, target.host, f"{target.host}: the certificate")
-            report("TLS", _of_tls(inner[1]))
+            report("TLS", _describe_tls(inner[1]))
         stream = await _within(_upgraded(inner, url), f"{target.authority} does not answer the upgrade to a WebSocket")
         report("upgrade", "to a WebSocket")
     except BaseException:
@@ -147,7 +147,7 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-async def _called(proxy: Proxy | None, target: _Target, report: ReportStep) -> TcpStream:
+async def _connect(proxy: Proxy | None, target: _Target, report: ReportStep) -> TcpStream:
     """Return a TCP connection to the proxy, or without a proxy to the relay."""
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"
@@ -176,7 +176,7 @@ async def _called(proxy: Proxy | None, target: _Target, report: ReportStep) -> T
     return inner
 
 
-async def _by_connect(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
+async def _tunnel_by_connect(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
     reader, writer = inner
     words = [f"CONNECT {target.authority} HTTP/1.1", f"Host: {target.authority}"]
     if proxy.user:
@@ -211,7 +211,7 @@ async def _by_connect(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
     raise NetworkError(f"the proxy {proxy} refuses CONNECT to {target.authority}: {reason}", advice)
 
 
-async def _by_socks(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
+async def _tunnel_by_socks(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
     """Connect through a SOCKS5 proxy, RFC 1928 and 1929; the proxy resolves the name."""
     reader, writer = inner
     named = bool(proxy.user)
@@ -373,18 +373,18 @@ def _authorities(path: str, where: str) -> list[object]:
     return [one.get("subject") for one in found.get_ca_certs()]
 
 
-def _of_tls(writer: asyncio.StreamWriter) -> str:
+def _describe_tls(writer: asyncio.StreamWriter) -> str:
     found = writer.get_extra_info("ssl_object")
     certificate = found.getpeercert() or {}
     issuer = {name: value for part in certificate.get("issuer", ()) for name, value in part}
     name = line(", ".join(filter(None, (issuer.get("organizationName"), issuer.get("commonName")))), 80) or "no name"
     by = f"{found.version()}, certificate by {name}"
-    if certificate.get("issuer") not in _own_authorities():
+    if certificate.get("issuer") not in _list_own_authorities():
         return by
     return f"{by}, an authority that you named: where it is your network's, it opens TLS, and sees ciphertext of ours"
 
 
-def _own_authorities() -> list[object]:
+def _list_own_authorities() -> list[object]:
     """Return the authorities in the user's own files, not the usual public ones."""
     subjects: list[object] = []
     for name in ("SSL_CERT_FILE", AUTHORITIES):
