@@ -135,7 +135,7 @@ def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) ->
     except TrainingError:
         return None
     (found,) = shadow.found
-    return _made("realised", plan, *_edges(shadow, found), exact=shadow.exact, jobs=shadow.jobs)
+    return _build_forecast("realised", plan, *_edges(shadow, found), exact=shadow.exact, jobs=shadow.jobs)
 
 
 def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[float]]:
@@ -255,7 +255,9 @@ def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: 
         same = found.response.isotropic
         free = pulled if same else expected_distances(found, course, foreseen(plan), 0.0)
         responses = [(0, found.response.share)]
-        made.append(_made("probe", plan, free, pulled, exact=found.exact, responses=responses, jobs=found.jobs))
+        made.append(
+            _build_forecast("probe", plan, free, pulled, exact=found.exact, responses=responses, jobs=found.jobs)
+        )
     return made
 
 
@@ -275,7 +277,7 @@ def _shadowed(
         for place, found in zip(places, shadow.found, strict=True):
             how: dict[str, Any] = {"exact": shadow.exact, "responses": responses, "jobs": shadow.jobs}
             level = FORECAST_FOLLOWED if found.followed else "shadow"
-            made[place] = _made(level, plans[place], *_edges(shadow, found), scores=_scores(found), **how)
+            made[place] = _build_forecast(level, plans[place], *_edges(shadow, found), scores=_scores(found), **how)
     return [made[place] for place in range(len(plans))]
 
 
@@ -291,7 +293,9 @@ def _scores(found: Shadowed) -> ScoreForecast | None:
     return ScoreForecast(found.evaluated, found.averaged, found.mean_peer, found.worst_peer)
 
 
-def _made(level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[float], **more: Any) -> RunForecast:
+def _build_forecast(
+    level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[float], **more: Any
+) -> RunForecast:
     lower, upper = np.minimum(free, pulled).tolist(), np.maximum(free, pulled).tolist()
     return RunForecast(level, called(plan), plan.experiment.algorithm.name, plan.n, lower, upper, **more)
 

@@ -84,8 +84,8 @@ def declared(kind: type) -> Mapping[str, Hint]:
     found: dict[str, Hint] = {}
     for one in reversed(kind.__mro__):
         if is_ours(one):
-            written = inspect.get_annotations(one) if _has_fields(one) else dict(_given_to_self(one))
-            given = {name: _resolved(text, one) for name, text in written.items() if not _of_the_class(text)}
+            written = inspect.get_annotations(one) if _has_fields(one) else dict(_list_assigned(one))
+            given = {name: _resolved(text, one) for name, text in written.items() if not _is_class_variable(text)}
             # an untyped assignment in a subclass does not override the type declared in a base
             found |= {name: hint for name, hint in given.items() if hint is not UNDECLARED or name not in found}
     return found
@@ -152,7 +152,7 @@ def origin_of(hint: Hint) -> Hint:
     return hint if found is None else found
 
 
-def _of_the_class(text: object) -> bool:
+def _is_class_variable(text: object) -> bool:
     return isinstance(text, str) and text.startswith(("ClassVar", "typing.ClassVar"))
 
 
@@ -171,7 +171,7 @@ def _resolved(text: Any, kind: type) -> Hint:
         return UNDECLARED
 
 
-def _given_to_self(kind: type) -> Iterator[tuple[str, str | None]]:
+def _list_assigned(kind: type) -> Iterator[tuple[str, str | None]]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     written: dict[str, str | None] = {}

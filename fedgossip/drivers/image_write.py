@@ -398,7 +398,7 @@ class Reader:
 
     def _container(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object) -> Any:
         found = [one for one in alternatives(hint) if one is UNDECLARED or origin_of(one) in _KINDS[kind]]
-        if not found or (UNDECLARED in found and _there(fresh) and type(fresh).__name__ != kind):
+        if not found or (UNDECLARED in found and _is_present(fresh) and type(fresh).__name__ != kind):
             raise UnfitError(f"a {kind} where {_words(hint)} belongs")
         again = number in self._made
         if again and (number, found[0]) in self._read:
@@ -413,7 +413,7 @@ class Reader:
             mapping = _MAPPINGS_BY_NAME[kind]()
             if not again:
                 self._made[number] = mapping  # before its contents, which may refer to it
-            of_key, of_value = _of_mapping(hint, kind)
+            of_key, of_value = _split_mapping(hint, kind)
             before = fresh if isinstance(fresh, dict) else {}
             for key_ref, ref in parts[0]:
                 key = _key(self.value(key_ref, of_key, NOTHING))
@@ -443,7 +443,7 @@ class Reader:
             yield self.value(ref, one, before[place] if place < len(before) else NOTHING)
 
 
-def _of_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
+def _split_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
     parts = typing.get_args(hint)
     if kind == "Counter":
         return (parts[0] if parts else UNDECLARED), int
@@ -458,7 +458,7 @@ def number_in(ref: Any) -> int:
     return number
 
 
-def _there(fresh: object) -> bool:
+def _is_present(fresh: object) -> bool:
     return fresh is not NOTHING and fresh is not None
 
 
@@ -482,7 +482,7 @@ def _checked(value: Any, hint: Hint, fresh: object) -> Any:
 
 def _fits(value: Any, hint: Hint, fresh: object) -> bool:
     if hint is UNDECLARED or hint is abc.Hashable:
-        return _is(value, _kind_of(fresh)) if _there(fresh) else isinstance(value, _ANY)
+        return _is(value, _kind_of(fresh)) if _is_present(fresh) else isinstance(value, _ANY)
     if origin_of(hint) is typing.Literal:
         return any(type(value) is type(one) and value == one for one in typing.get_args(hint))
     if isinstance(value, range):

@@ -114,7 +114,7 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
 
 def proposal(client: Asking, seconds: float = ANSWER_SECONDS) -> Proposal:
     """Request the proposed experiment.  Raises NetworkError, PeerError."""
-    return _of_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
+    return _check_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
 
 
 def test_set(client: Asking, proposed: Proposal) -> bytes:
@@ -122,7 +122,7 @@ def test_set(client: Asking, proposed: Proposal) -> bytes:
     found = bytearray()
     starts = range(0, proposed.test_bytes, FILE_PART)
     for answer in client.ask_all([FileQuery(client.who, start) for start in starts]):
-        part = _of_kind(answer, FilePart)
+        part = _check_kind(answer, FilePart)
         if part.start != len(found) or len(part.data) != min(FILE_PART, proposed.test_bytes - len(found)):
             raise PeerError("the common test set arrives in another order", SAME, peer=ORGANISER)
         found += part.data
@@ -150,7 +150,7 @@ def enrolled(
                 raise PeerError(f"the organiser gives us place {answer.node}, and not the one that was named", SAME,
                                 peer=ORGANISER)  # fmt: skip
             return checked(answer, client.identity, seats)
-        on_gathering(_of_kind(answer, Gathering))
+        on_gathering(_check_kind(answer, Gathering))
         wait(AGAIN_SECONDS)
 
 
@@ -192,7 +192,7 @@ def _check(one: Entry, organiser: str, seats: Seats) -> None:
         raise PeerError(f"the organiser has changed what member {one.node} states about itself", SAME, peer=ORGANISER)
 
 
-def _of_kind(answer: Invitations, kind: type[Kind]) -> Kind:
+def _check_kind(answer: Invitations, kind: type[Kind]) -> Kind:
     if not isinstance(answer, kind):
         raise PeerError(f"the organiser answers with a {type(answer).__name__}", SAME, peer=ORGANISER)
     return answer
@@ -385,17 +385,17 @@ def declared_run(experiment: Experiment) -> DeclaredRun:
     """Return the declarations of a proposed experiment.  Raises ConfigError for one that cannot run."""
     with importing_nothing("the organiser's experiment"):
         if isinstance(experiment, GossipExperiment):
-            return _of_peers(experiment)
+            return _declare_peers(experiment)
         plan = compose.plan(_without_code(experiment))
         if isinstance(experiment, FederatedExperiment):
             names = [one for key, one in code_by_key(experiment.coordinator) if key not in ("sampling", "available")]
             name = experiment.coordinator.algorithm if names else plan.name
-            return DeclaredRun(experiment, name, plan.gradients, _by(names, plan.terms))
+            return DeclaredRun(experiment, name, plan.gradients, _describe_code(names, plan.terms))
         codec = CODEC_CODE.named_by(experiment.parallel.codec) if isinstance(experiment, ParallelExperiment) else ""
-        return DeclaredRun(experiment, plan.name, plan.gradients, _by([codec] if codec else [], plan.terms))
+        return DeclaredRun(experiment, plan.name, plan.gradients, _describe_code([codec] if codec else [], plan.terms))
 
 
-def _of_peers(e: GossipExperiment) -> DeclaredRun:
+def _declare_peers(e: GossipExperiment) -> DeclaredRun:
     n, name = e.topology.n, _graph(e.topology.graph)
     if n is not None and n > INVITED_MAX:
         raise ConfigError(f"the organiser's experiment is of {n:,} peers", f"An invite is for {INVITED_MAX} at most.")
@@ -412,7 +412,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
         terms_ = terms_of(e, name, n, numbers * size * vectors)
         return replace(terms_, how=f"{terms_.how}{come_and_go}")
 
-    return DeclaredRun(e, name, False, _by(codes, terms))
+    return DeclaredRun(e, name, False, _describe_code(codes, terms))
 
 
 def _graph(graph: str) -> str:
@@ -437,7 +437,7 @@ def _without_code(e: Experiment) -> Experiment:
     return msgspec.structs.replace(e, parallel=msgspec.structs.replace(e.parallel, server=kept, codec=codec))
 
 
-def _by(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]) -> Callable[[int, int], JoiningTerms]:
+def _describe_code(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]) -> Callable[[int, int], JoiningTerms]:
     """Return the terms of a run with user code, in which the processing of a training's result is unknown."""
     names = " and ".join(own)
 

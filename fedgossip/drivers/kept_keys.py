@@ -61,20 +61,20 @@ def claim(folder: Path) -> None:
         mark = "" if folder.is_symlink() else outside_files.read_text(folder / OWNER_MARK).strip()
     except (OSError, UnicodeDecodeError):
         mark = ""
-    if not owner_files.is_mark(mark, _of_folder(folder)):
+    if not owner_files.is_mark(mark, _encode_folder(folder)):
         raise owner_files.foreign(folder)
 
 
 def adopt(folder: Path) -> None:
     """Mark a folder as this user's own.  Raises NotWrittenError."""
-    mark = owner_files.mark_of(_of_folder(folder))
+    mark = owner_files.mark_of(_encode_folder(folder))
     try:
         owner_files.placed(folder / OWNER_MARK, mark.encode())
     except OSError as error:
         raise NotWrittenError(folder / OWNER_MARK, error) from None
 
 
-def _of_folder(folder: Path) -> bytes:
+def _encode_folder(folder: Path) -> bytes:
     return f"folder {folder.resolve()}".encode()
 
 

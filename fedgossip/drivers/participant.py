@@ -202,7 +202,7 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)
 
-    return Made(make, recorder, [*_spent_before(plan, node, before), *_exact_before(node, exact)])
+    return Made(make, recorder, [*_report_spent(plan, node, before), *_exact_before(node, exact)])
 
 
 def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger | None:
@@ -212,16 +212,16 @@ def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     if not (plan.spends(node) or (discloses and given.spent)):
         return None
     source = given.data or e.data.source
-    records = source_digest(source.replace(PLACE, str(node))) if discloses and _own(source, given) else ""
+    records = source_digest(source.replace(PLACE, str(node))) if discloses and _has_own_data(source, given) else ""
     path, unit = given.spent or given.folder / run_format.SPENT, budget.unit if budget else "none"
     return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)))
 
 
-def _own(source: str, given: Given) -> bool:
+def _has_own_data(source: str, given: Given) -> bool:
     return PLACE in source or bool(given.data)
 
 
-def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
+def _report_spent(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
     p = plan.experiment.budget
     if not (p and before):
         return []

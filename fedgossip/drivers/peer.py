@@ -452,7 +452,7 @@ class _PeerLife:
         rounds = self.files.round
         whole = over or self.plan.is_complete(self.node, rounds, stopped=stopped)
         whole = whole or (vector is not None and self.plan.is_over(self.node, vector))
-        ended = self._whole(rounds, vector) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
+        ended = self._judge_end(rounds, vector) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)
         ended.experiment, ended.schema, ended.code = self.hello.experiment, self.hello.schema, self.hello.code
@@ -461,7 +461,7 @@ class _PeerLife:
         ended.processor, ended.kernels = kernels.processor(), kernels.used() or ""
         return ended
 
-    def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
+    def _judge_end(self, rounds: int, vector: Vector | None) -> PeerEnded:
         rows = read_rows(self.files.folder / ROWS)  # including those of earlier incarnations
         lacking = self.plan.lacking(rows, self.node)
         lacking_ = (*lacking.sentences, *of_numbers((), [vector], self.plan.segments))

@@ -67,7 +67,7 @@ class CheckpointedSimulation:
     n: int
     known: Mapping[str, object]
 
-    def _known(self) -> dict[str, object]:
+    def _list_known(self) -> dict[str, object]:
         evaluate = vars(self.record)["_evaluate"]
         return {**self.known, "task": self.task, "record": self.record, "evaluate": evaluate}
 
@@ -79,13 +79,13 @@ class CheckpointedSimulation:
     def taken(self) -> dict[str, image_write.Array]:
         """Return all of it as arrays.  Raises ImageError."""
         memory = {node: dict(memory_of(self.task, node)) for node in range(self.n)}
-        return image_write.taken([self.run, self.record], memory, self._known())
+        return image_write.taken([self.run, self.record], memory, self._list_known())
 
     def restore(self, arrays: Mapping[str, image_write.Array]) -> None:
         """Resume from the return value of `taken`.  Raises ResumeError."""
         if isinstance(self.run, SeatedRun):
             self.run.occupy(image_write.contained(arrays, 0, "machines"))
-        (run, record), memory = image_write.restored(arrays, [self.run, self.record], self._known())
+        (run, record), memory = image_write.restored(arrays, [self.run, self.record], self._list_known())
         try:
             for node in range(self.n):
                 give_memory(self.task, node, memory[node])

@@ -136,7 +136,7 @@ def simulate_plan(
     about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
     left, refused = sim_checkpoint.left_in(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    foretold = _foretold(plan, task, forecast, folder if resume else None)
+    foretold = _forecast(plan, task, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
@@ -180,7 +180,7 @@ def _table(plan: Plan, results: Results) -> TrainedTable | None:
     return TrainedTable(*found) if found else None
 
 
-def _foretold(plan: Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
+def _forecast(plan: Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     if level is None and stopped is None and not isinstance(plan.experiment, GossipExperiment):
         return None
     from fedgossip.drivers.forecasting import forecast_of  # and with it all of gossip
@@ -222,7 +222,7 @@ def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None)
     """Return the record; it logs the run's end if no coordinator does."""
     decides = engine == "stacked" or plan.roles.leader is None
     evaluate = measured_by(plan.experiment, task)
-    return record_of(plan, evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
+    return record_of(plan, evaluate, watch_all=_compares_every_round(plan, task, foretold), decides=decides)
 
 
 def _finish(
@@ -279,7 +279,7 @@ def _with_reports(task: LocalTask, keeper: Keeper) -> Keeper:
     return keeper
 
 
-def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:
+def _compares_every_round(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:
     """Return whether vectors are compared after every round; a table's watched rows are not."""
     if table_of(task) is not None:
         return False

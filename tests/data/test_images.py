@@ -104,7 +104,7 @@ def made_anew(
 
 def taken_up(fresh: CheckpointedSimulation, arrays: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
     """What the image gives to a simulation made anew, which stays as it is."""
-    return read(fresh, fresh._known(), arrays)
+    return read(fresh, fresh._list_known(), arrays)
 
 
 def read(fresh: CheckpointedSimulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
@@ -350,7 +350,7 @@ def test_images_changed_at_random_are_refused_or_taken_up_and_call_nothing(
     fresh = made_anew(name, monkeypatch)
     arrays = made_anew(name, monkeypatch, events=45).taken()
     taken_up(fresh, arrays)  # the types are read once
-    known, called = fresh._known(), set[str]()
+    known, called = fresh._list_known(), set[str]()
     refused, times = 0, 30_000 if request.config.getoption("--long") else 150
     for seed in range(times):
         draw, table = random.Random(seed), Table(arrays)

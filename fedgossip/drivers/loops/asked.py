@@ -44,13 +44,13 @@ class AskingTask(DescribedTask):
         owner_files.made(folder)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        return [self._worth(vector) for vector in vectors]
+        return [self._request_metrics(vector) for vector in vectors]
 
     def over(self) -> None:
         """Mark that no more requests will follow."""
         owner_files.written(self._folder / run_format.OVER, b"")
 
-    def _worth(self, vector: Vector) -> Mapping[str, float]:
+    def _request_metrics(self, vector: Vector) -> Mapping[str, float]:
         while loops := [node for node in self._there() if node not in self._deaf]:
             if (found := self._await_reply(loops[0], vector)) is not None:
                 return found

@@ -144,7 +144,7 @@ def join(
     if place.get() is None:
         _here[name] = joined
         if isinstance(joined, JoinedLoop):  # nor one that follows another
-            atexit.register(_at_exit, joined)
+            atexit.register(_leave_at_exit, joined)
     return joined
 
 
@@ -185,7 +185,7 @@ def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *
 def _size_line(n: int) -> str:
     if n > 1:
         return f"this loop learns with {n - 1} others"
-    if _in_notebook():
+    if _is_notebook():
         return f"this loop learns with 0 others.  {IN_NOTEBOOK}"
     return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
 
@@ -202,7 +202,7 @@ def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any
     return joined
 
 
-def _at_exit(joined: JoinedLoop) -> None:
+def _leave_at_exit(joined: JoinedLoop) -> None:
     """Leave on behalf of a script that has not: ended normally, or by an error."""
     raised = getattr(sys, "last_value", None)
     if raised is None:
@@ -236,7 +236,7 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
     return like if plan.roles.alike else without_first(like)
 
 
-def _in_notebook() -> bool:
+def _is_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
@@ -251,7 +251,7 @@ def _launched(otherwise: LoopPlace | None) -> LoopPlace:
     if not path and otherwise:
         return otherwise
     if not path:
-        way = IN_NOTEBOOK if _in_notebook() else NO_RUN.format(script=_script())
+        way = IN_NOTEBOOK if _is_notebook() else NO_RUN.format(script=_script())
         raise ConfigError("join: no run to take part in", f"{way}.  {IN_SCRIPT}")
     return _Launched(read_seat(Path(path)))
 

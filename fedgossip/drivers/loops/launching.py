@@ -175,7 +175,7 @@ class _Launch:
         for node in range(self.plan.learners, self.plan.n):
             self.scripts.start(specs[node])
         self._await(range(self.plan.n), lambda folder: (folder / ENDPOINT).exists())
-        task = AskingTask(first, requests_in(self.out), self._there)
+        task = AskingTask(first, requests_in(self.out), self._list_running)
         record = record_of(self.plan, task.evaluate, watch_all=False)
         collector = Collector(self.folders, record, self.keeper)
         self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
@@ -234,7 +234,7 @@ class _Launch:
 
     # --- the run --------------------------------------------------------------------------------------------------
 
-    def _there(self) -> list[NodeId]:
+    def _list_running(self) -> list[NodeId]:
         return [node for node in self.scripts.running if node < self.plan.learners]
 
     def _noted(self, collector: Collector) -> Callable[[str, NodeId, object], None]:
