@@ -130,7 +130,7 @@ class AuditLog:
         try:
             self._begin()
         except BaseException:
-            self._let_go()
+            self._close_file()
             raise
 
     def _begin(self) -> None:
@@ -179,14 +179,14 @@ class AuditLog:
         try:
             self._write(CLOSED, {})
         finally:
-            self._let_go()
+            self._close_file()
 
     def _write(self, kind: str, facts: Facts) -> str:
         if self._file is None:
             raise AuditError(f"{self.path}: this log is closed", "Its last write failed, or its life has ended.")
         line, name = written(self.number, self._clock(), kind, facts, self.head, self._sign)
         try:
-            _whole(self._file, line)
+            _write_whole(self._file, line)
             if self._synced:
                 os.fsync(self._file)
         except OSError as error:
@@ -201,9 +201,9 @@ class AuditLog:
         try:
             os.ftruncate(self._file, self._bytes)
         except OSError:
-            self._let_go()
+            self._close_file()
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -231,7 +231,7 @@ def _locked(path: Path) -> int:
     raise AuditError(f"{path}: another process writes this log", "End it, or use another folder.")
 
 
-def _whole(file: int, line: bytes) -> None:
+def _write_whole(file: int, line: bytes) -> None:
     """Write a line in one piece; in two on a nearly full disk: the second write raises the error."""
     rest = line
     while rest:

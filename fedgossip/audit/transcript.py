@@ -286,7 +286,9 @@ class Round:
                 wrong(place, f"other keys of client {record.keys.client} than before")
         else:
             self._add(
-                self._of_whole(place, record) if isinstance(record, WholeFrame) else self._of_outline(place, record)
+                self._check_whole(place, record)
+                if isinstance(record, WholeFrame)
+                else self._check_outline(place, record)
             )
 
     def _begin(self, begun: Begun) -> None:
@@ -307,7 +309,7 @@ class Round:
                 f"a second, different {statement.name} of {statement.speaker}; the first is record {first.place}",
             )
 
-    def _of_whole(self, place: int, record: WholeFrame) -> LoggedFrame:
+    def _check_whole(self, place: int, record: WholeFrame) -> LoggedFrame:
         sender, identity = self._sender(place, record)
         try:
             message: frames.Frame
@@ -322,7 +324,7 @@ class Round:
         name, size = frames.name_of(type(message)), len(record.frame) - frames.SIGNATURE
         return LoggedFrame(place, record.sent, record.client, name, frames.body_hash(record.frame), size, message)
 
-    def _of_outline(self, place: int, record: Outline) -> LoggedFrame:
+    def _check_outline(self, place: int, record: Outline) -> LoggedFrame:
         sender, identity = self._sender(place, record)
         statement = LoggedFrame(
             place, record.sent, record.client, record.message, record.digest, record.size, None,

@@ -270,7 +270,7 @@ def test_a_next_life_reads_what_those_before_have_put_down(tmp_path: Path) -> No
     log = log_of(tmp_path, 3)
     assert log.past == (("joined", {"round": 1, "cohort": "0 1 2 3"}),)
     log.append("joined", {"round": 2, "cohort": "0 1 2 3"})
-    log._let_go()  # killed
+    log._close_file()  # killed
     with log_of(tmp_path, 3) as log:
         assert [facts["round"] for _, facts in log.past] == [1, 2]
     path = tmp_path / AUDIT_LOG
