@@ -110,7 +110,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
             raise ConfigError(f"{where}: no {text.split('`')[1]}", advice) from None
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
-        advice = _of_its_type(text, place)
+        advice = _describe_type(text, place)
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", advice) from None
     if endless and not experiment.endless:
         advice = 'Give a number, or task.kind = "loop" with a [topology] or a [coordinator].'
@@ -174,7 +174,7 @@ _TYPES = {
 }
 
 
-def _of_its_type(text: str, place: str) -> str:
+def _describe_type(text: str, place: str) -> str:
     """Return the correct form of a value of the expected type, or the key's limits."""
     expected = re.match(r"Expected `(\w+).*`, got ", text)
     known = _TYPES.get(expected[1], "") if expected else ""
@@ -240,7 +240,7 @@ def _override(content: dict[str, Any], text: str) -> None:
     content[last] = parsed
 
 
-def _known_keys() -> dict[str, Any]:
+def _list_keys() -> dict[str, Any]:
     hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
     return {key: held for one in hints for key, held in one.items()} | {COMPARE: CompareSection}
 
@@ -264,7 +264,7 @@ def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> It
 
 def check_keys(content: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for the first key that exists in no kind of run."""
-    for path, key, known in _unknown(content, _known_keys(), ""):
+    for path, key, known in _unknown(content, _list_keys(), ""):
         raise ConfigError(f"{where}: unknown key {path + key!r}", _near_key(path, key, known))
 
 
@@ -272,7 +272,7 @@ def _near_key(path: str, key: str, known: Sequence[str]) -> str:
     """Return the nearest known key; for a top-level key, the sections that have a key of this name."""
     having = [
         f"{section}.{key}"
-        for section, kind in sorted(_known_keys().items())
+        for section, kind in sorted(_list_keys().items())
         if (found := section_in(kind)) and key in keys_of(found)
     ]
     return f"Did you mean {' or '.join(having)}?" if having and not path else nearest(key, known)
