@@ -161,6 +161,8 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
         f"of 4, {facts['behind_shared']} worse than the shared one and "
         f"{facts['behind_alone']} worse than one trained alone",
     ]
+    counted: Any = {**run.summary, "personal": {**facts, "mean_own": None}}
+    assert "at the clients" in dict(closing(counted, run.rows)), "a coordinator that sees counts alone has their mean"
     assert run.summary["exchanged"] == "models" and not {"personal", "exchanged"} & {
         *fedgossip.simulate(federated(None)).summary
     }

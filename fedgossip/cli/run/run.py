@@ -377,9 +377,10 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
     what = f"{some(summary['clients'], 'client')}, {summary['algorithm']}, {some(summary['rounds'], 'round')}"
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
-    own = _own(summary)
-    if summary["score"]["averaged"] is not None:
-        rows += [*([] if own else _at_clients(record)), *own, *_compared(summary)]
+    gains = summary.get("personal")
+    if summary["score"]["averaged"] is not None:  # the clients' mean is that of their own models
+        at_clients = _at_clients(record) if gains is None or gains["mean_own"] is None else []
+        rows += [*at_clients, *_own(summary), *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
         spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or only clients know it
