@@ -71,7 +71,7 @@ def counted(scores: OwnScores, score: Score) -> dict[str, float]:
 
 def gains_counted(counts: Mapping[str, float | None], participants: int) -> GainFacts | None:
     """Return the gains from counts over participants, scores rounded down to a twentieth; None without counts."""
-    found = {name: min(participants, _whole(counts.get(name))) for name in COUNTS}
+    found = {name: min(participants, _round_count(counts.get(name))) for name in COUNTS}
     tested = found[OWN_TESTED]
     if not tested:
         return None
@@ -87,7 +87,7 @@ def gains_counted(counts: Mapping[str, float | None], participants: int) -> Gain
     }
 
 
-def _whole(count: float | None) -> int:
+def _round_count(count: float | None) -> int:
     return round(count) if count is not None and math.isfinite(count) and count > 0 else 0
 
 
@@ -103,8 +103,8 @@ def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> Ga
         "mean_own": math.fsum(ranked) / len(ranked),
         "worst_own": ranked[0],
         "tenth_own": ranked[math.ceil(TENTH * len(ranked)) - 1],
-        "behind_shared": _behind([(one.personal, one.shared) for one in found], score),
-        "behind_alone": _behind([(one.personal, one.alone) for one in found], score),
+        "behind_shared": _count_worse([(one.personal, one.shared) for one in found], score),
+        "behind_alone": _count_worse([(one.personal, one.alone) for one in found], score),
     }
 
 
@@ -113,6 +113,6 @@ def gain(ours: float, other: float, score: Score) -> float:
     return ours - other if score.better == HIGHER else other - ours
 
 
-def _behind(pairs: Iterable[tuple[float, float | None]], score: Score) -> int | None:
+def _count_worse(pairs: Iterable[tuple[float, float | None]], score: Score) -> int | None:
     known = [gain(ours, other, score) for ours, other in pairs if other is not None]
     return sum(one < 0 for one in known) if known else None

@@ -125,7 +125,7 @@ class Meter:
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the round: `now_ns` is the arrival of the last model, `mixing_ns` the duration of the sum after it."""
-        communicating_ns, waiting_ns = self._spent(now_ns)
+        communicating_ns, waiting_ns = self._measure_times(now_ns)
         loss, logged = self.loss, None
         for job in sorted(job for job in list(self._of_jobs) if job < round):  # a training may end meanwhile
             loss, logged = self._of_jobs.pop(job)
@@ -157,7 +157,7 @@ class Meter:
         self.loss = None
         return row
 
-    def _spent(self, now_ns: int) -> tuple[int, int]:
+    def _measure_times(self, now_ns: int) -> tuple[int, int]:
         since = 0 if self._since is None else self._since
         busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
         busy += self._away

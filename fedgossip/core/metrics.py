@@ -221,7 +221,7 @@ class Network:
             self._fill(total, there, {peer: of[peer] for peer in counted})
             self._compare(total, there)
         if self.watched(round):
-            self._put(total, measured())
+            self._record_disagreement(total, measured())
         return [*rows, total, *self._report_events()]
 
     def ended(self, peer: int) -> list[Row]:
@@ -281,8 +281,8 @@ class Network:
                 total.score_averaged = rows[0].score
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             peers = sorted(of.after)
-            before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
-            self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
+            before, outgoing = (_select_all(held, peers) for held in (of.before, of.outgoing))
+            self._record_disagreement(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
         return [*rows, total, *self._report_events()]
 
     @property
@@ -319,7 +319,7 @@ class Network:
         total.loss = float(np.mean(known)) if known else None
         return total
 
-    def _put(self, row: NetworkRow, found: Disagreement) -> None:
+    def _record_disagreement(self, row: NetworkRow, found: Disagreement) -> None:
         row.consensus_distance, row.consensus_before, row.update_spread = found.after, found.before, found.spread
         if found.before is None:
             return
@@ -331,7 +331,7 @@ class Network:
         """Write the three scores into `total`, and each peer's into its row unless the peer reported one."""
         unknown = [peer for peer in sorted(vectors) if self._several or rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
-        averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
+        averaged, *each = self._evaluate_each(there, [vectors[peer] for peer in unknown])
         self._look(total.round, [(-1, averaged), *zip(unknown, each, strict=True)], vectors)
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
@@ -360,7 +360,7 @@ class Network:
         events, self._untold = self._untold, []
         return events
 
-    def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+    def _evaluate_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the metrics of the mean and of the `unknown` vectors; equal vectors are evaluated once."""
         first = there[0]
         if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
@@ -396,7 +396,7 @@ class Network:
         return float(np.exp(np.log(self._ratios).mean())) if self._ratios else 0.0
 
 
-def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
+def _select_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
     return [held[peer] for peer in peers] if held.keys() >= set(peers) else None
 
 

@@ -121,9 +121,11 @@ class LoggedNumbers:
     def add(self, round: int, logged: Mapping[str, float | None] | None) -> None:
         for name, value in (logged or {}).items():
             if value is not None and math.isfinite(value) and (name in self._found or len(self._found) < LOGGED_NAMES):
-                self._put(self._found.setdefault(name, {}), name, round, value)
+                self._add_number(self._found.setdefault(name, {}), name, round, value)
 
-    def _put(self, rounds: dict[int, tuple[int, float, float, float]], name: str, round: int, value: float) -> None:
+    def _add_number(
+        self, rounds: dict[int, tuple[int, float, float, float]], name: str, round: int, value: float
+    ) -> None:
         every, newest = self._every.setdefault(name, 1), max(rounds, default=round)
         if round % every and round < newest and round not in rounds:
             return
@@ -188,7 +190,7 @@ class RowWriter:
 
     def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
         """Append rows, in one piece if it fits.  Yield events as `write` returns them."""
-        if not self._dropped and self._put(self._encoder.encode_lines(rows)):
+        if not self._dropped and self._append(self._encoder.encode_lines(rows)):
             self._place = _place_of(rows[-1])
             return
         for row in rows:
@@ -213,9 +215,9 @@ class RowWriter:
         return event
 
     def _append(self, row: Row) -> bool:
-        return self._put(self._encoder.encode(row) + b"\n")
+        return self._append(self._encoder.encode(row) + b"\n")
 
-    def _put(self, lines: bytes) -> bool:
+    def _append(self, lines: bytes) -> bool:
         """Append whole lines; return False if they did not fit: the file is unchanged."""
         written = 0
         try:

@@ -109,21 +109,21 @@ class Roles:
 
     def of(self, node: NodeId) -> Role:
         """Return the role of a participant.  Raises ValueError for an unknown id."""
-        role = self._found(node)
+        role = self._find_role(node)
         if role is None:
             raise ValueError(f"participant {node} of {self.n} has no role")
         return role
 
     def listens(self, node: NodeId) -> bool:
         """Whether others connect to a participant; False for an unknown id."""
-        role = self._found(node)
+        role = self._find_role(node)
         return role is not None and role.listens
 
     def label(self, node: NodeId) -> str:
         """Return a participant's label: "server 1", numbered by role; "coordinator"; "the run" for a negative id."""
         if node < 0:
             return "the run"
-        role = self._found(node)
+        role = self._find_role(node)
         if role is None:
             return f"{self.one} {node}"
         if role.count == 1 and not role.learns:
@@ -144,7 +144,7 @@ class Roles:
                 found[role.name] = found.get(role.name, 0) + role.count
         return found
 
-    def _found(self, node: NodeId) -> Role | None:
+    def _find_role(self, node: NodeId) -> Role | None:
         return next((role for role in self.all if node in role.ids), None)
 
     @property

@@ -76,7 +76,7 @@ class Packed:
     @property
     def size(self) -> int:
         """Bytes of its frames, without ZeroMQ's framing and the cipher's overhead."""
-        return len(self.header) + _beside_the_header(self.message)
+        return len(self.header) + _count_body_bytes(self.message)
 
     def frames(self, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
         """Yield its (mark, body) pairs; `bodies` are its chunks, in the caller's format."""
@@ -97,10 +97,10 @@ def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterat
 
 def wire_bytes(message: AnyMessage) -> int:
     """Return the bytes of the frames of `message`; see `Packed.size`."""
-    return VOCABULARY.length(message) + _beside_the_header(message)
+    return VOCABULARY.length(message) + _count_body_bytes(message)
 
 
-def _beside_the_header(message: AnyMessage) -> int:
+def _count_body_bytes(message: AnyMessage) -> int:
     total = MARK_BYTES
     for vector in message.vectors if isinstance(message, Carrier) else ():
         size = vector.nbytes
