@@ -41,7 +41,7 @@ def _number(word: str) -> float:
         return math.nan
 
 
-def _whole(name: str, word: str, most: int, what: str) -> int:
+def _parse_count(name: str, word: str, most: int, what: str) -> int:
     found = _number(word)
     if not (1 <= found <= most and found == int(found)):
         raise ConfigError(f"{name}: {what} is a whole number from 1 to {most:,}", 'For example "int8:256" or "qsgd:7".')
@@ -53,13 +53,13 @@ def _int8(name: str, given: list[str]) -> Codec:
     sizes = given[:-1] if stochastic else given
     if len(sizes) > 1:
         raise ConfigError(f"{name}: int8 takes a block, and stochastic", 'Write "int8:256" or "int8:256:stochastic".')
-    return Int8(name, _whole(name, sizes[0], BLOCK_MAX, "a block of int8") if sizes else 256, stochastic)
+    return Int8(name, _parse_count(name, sizes[0], BLOCK_MAX, "a block of int8") if sizes else 256, stochastic)
 
 
 def _qsgd(name: str, given: list[str]) -> Codec:
     if len(given) != 1:
         raise ConfigError(f"{name}: qsgd takes the number of levels on each side of 0", 'Write "qsgd:7": 4 bits each.')
-    return QSGD(name, _whole(name, given[0], LEVELS_MAX, "the number of levels of qsgd"))
+    return QSGD(name, _parse_count(name, given[0], LEVELS_MAX, "the number of levels of qsgd"))
 
 
 def _dgc(name: str, given: list[str]) -> Codec:

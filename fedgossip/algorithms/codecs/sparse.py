@@ -68,7 +68,7 @@ class TopK(Codec):
         """Return the indices of a payload's elements, strictly ascending.  Raises ProtocolError as `decode`."""
         k = self.k(layout.length, turn.round)
         places_bytes = payload[layout.itemsize * k :]
-        if _by_bits(k, layout):
+        if _uses_bits(k, layout):
             bits = np.unpackbits(places_bytes)
             places = np.flatnonzero(bits)
             if places.size != k:
@@ -82,7 +82,7 @@ class TopK(Codec):
     def _encode_places(
         self, places: npt.NDArray[np.int64], layout: VectorLayout
     ) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint32]:
-        if not _by_bits(places.size, layout):
+        if not _uses_bits(places.size, layout):
             return places.astype(np.uint32)
         bits = np.zeros(layout.length, np.bool_)
         bits[places] = True
@@ -95,7 +95,7 @@ class TopK(Codec):
         return vector
 
 
-def _by_bits(k: int, layout: VectorLayout) -> bool:
+def _uses_bits(k: int, layout: VectorLayout) -> bool:
     return -(-layout.length // 8) < 4 * k
 
 

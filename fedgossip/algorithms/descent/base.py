@@ -57,7 +57,7 @@ def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, ra
     assert descent.elementwise
     arrays = saved(state)[0]
     after = descent.step(replace(state, **{name: one[part] for name, one in arrays.items()}), gradient, rate)
-    return replace(state, **{name: _with(one, part, getattr(after, name)) for name, one in arrays.items()})
+    return replace(state, **{name: _replace_part(one, part, getattr(after, name)) for name, one in arrays.items()})
 
 
 def stepped_by_momentum(descent: Descent[Any], state: Any, part: slice, rate: float) -> Any:
@@ -65,7 +65,7 @@ def stepped_by_momentum(descent: Descent[Any], state: Any, part: slice, rate: fl
     return stepped(descent, state, part, zeros(state.x[part]), rate)
 
 
-def _with(vector: Vector, part: slice, new: Vector) -> Vector:
+def _replace_part(vector: Vector, part: slice, new: Vector) -> Vector:
     changed = vector.copy()
     changed[part] = new
     return frozen(changed)

@@ -87,12 +87,12 @@ class Threshold:
         gradient = pushing.gradient
         waiting = memory if isinstance(memory, Rows) else no_rows(gradient.values.dtype)
         ours = np.isin(waiting.keys, gradient.keys, assume_unique=True)
-        total = _with_added(gradient, waiting.only(ours))
+        total = _add_rows(gradient, waiting.only(ours))
         goes = _largest(total) >= self.least / np.sqrt(pushing.clock + 1)
         return total.only(goes), _both(waiting.only(~ours), total.only(~goes))
 
 
-def _with_added(rows: Rows, some: Rows) -> Rows:
+def _add_rows(rows: Rows, some: Rows) -> Rows:
     total = np.array(rows.matrix)
     total[np.searchsorted(rows.keys, some.keys)] += some.matrix
     return Rows(rows.keys, frozen(total.reshape(-1)))

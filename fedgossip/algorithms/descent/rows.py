@@ -66,16 +66,16 @@ class RowTable:
 
     def rows(self, keys: Keys) -> Vector:
         """Return rows of the model [k * width]; untouched rows are computed, not stored."""
-        there, places = self._found(keys)
-        return self._with_known("x", self.table.first(keys), there, places)
+        there, places = self._find(keys)
+        return self._fill_known("x", self.table.first(keys), there, places)
 
-    def _found(self, keys: Keys) -> tuple[npt.NDArray[np.bool_], Places]:
+    def _find(self, keys: Keys) -> tuple[npt.NDArray[np.bool_], Places]:
         """Return which of the keys are stored, [k], and their positions."""
         at = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
         there = self.keys[at] == keys if self.keys.size else np.zeros(len(keys), bool)
         return there, self.places[at[there]] if self.keys.size else np.empty(0, np.uint32)
 
-    def _with_known(self, name: str, fresh: Vector, there: npt.NDArray[np.bool_], places: Places) -> Vector:
+    def _fill_known(self, name: str, fresh: Vector, there: npt.NDArray[np.bool_], places: Places) -> Vector:
         """Return rows: stored values where `there`, `fresh` ones elsewhere."""
         out = empty(fresh.size, fresh.dtype)
         out[...] = fresh
@@ -89,11 +89,11 @@ class RowTable:
     def _lying(self, name: str, places: Places) -> npt.NDArray[np.floating]:
         width = self.table.width
         known = np.empty((len(places), width), self.dtype)
-        for block, of, rows in self._by_block(places):
+        for block, of, rows in self._split_by_block(places):
             known[of] = self.blocks[name][block].reshape(-1, width)[rows]
         return known
 
-    def _by_block(self, places: Places) -> Iterator[tuple[int, Places, Places]]:
+    def _split_by_block(self, places: Places) -> Iterator[tuple[int, Places, Places]]:
         if not len(places):
             return
         order = np.argsort(places, kind="stable")
@@ -105,7 +105,7 @@ class RowTable:
 
     def with_rows(self, keys: Keys, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> RowTable:
         """Return the table with these rows added or replaced."""
-        there, places = self._found(keys)
+        there, places = self._find(keys)
         count, new = len(self.keys), keys[~there]
         wheres = np.empty(len(keys), np.uint32)
         wheres[there], wheres[~there] = places, np.arange(count, count + len(new))
@@ -118,7 +118,7 @@ class RowTable:
     def _written(self, blocks: tuple[Vector, ...], places: Places, array: Vector) -> tuple[Vector, ...]:
         width = self.table.width
         held, matrix = list(blocks), array.reshape(-1, width)
-        for block, of, rows in self._by_block(places):
+        for block, of, rows in self._split_by_block(places):
             while block >= len(held):
                 held.append(np.zeros(self._per_block * width, array.dtype))
             copied = np.array(held[block])
@@ -153,8 +153,8 @@ class RowDescent:
         if not keys.size:
             return table
         fresh = self.descent.start(self.table.first(keys))
-        there, places = table._found(keys)
-        held = {name: table._with_known(name, array, there, places) for name, array in saved(fresh)[0].items()}
+        there, places = table._find(keys)
+        held = {name: table._fill_known(name, array, there, places) for name, array in saved(fresh)[0].items()}
         after = self.descent.step(restored(fresh, held, table.numbers), gradient.values, rate)
         return table.with_rows(keys, *saved(after))
 

@@ -116,7 +116,7 @@ class LBFGS:
             return self._gradient_step(state, round)
         length = 1.0 if state.pairs else self.rate(round)
         line = replace(state, direction=direction, slope=slope, low=0.0, low_slope=slope, high=0.0, high_slope=0.0)
-        return _at(replace(line, tries=1), length)
+        return _move_to(replace(line, tries=1), length)
 
     def _gradient_step(self, state: LineState, round: int) -> LineState:
         x = frozen(state.base - state.gradient * state.x.dtype.type(self.rate(round)))
@@ -161,14 +161,14 @@ def _next_try(state: LineState, slope: float) -> LineState:
     else:
         state = replace(state, high=state.length, high_slope=slope)
     if not state.high:
-        return _at(replace(state, tries=state.tries + 1), 4.0 * state.length)
+        return _move_to(replace(state, tries=state.tries + 1), 4.0 * state.length)
     width = state.high - state.low
     zero = state.low - state.low_slope * width / (state.high_slope - state.low_slope)
     inside = min(max(zero, state.low + 0.1 * width), state.high - 0.1 * width)
-    return _at(replace(state, tries=state.tries + 1), inside)
+    return _move_to(replace(state, tries=state.tries + 1), inside)
 
 
-def _at(state: LineState, length: float) -> LineState:
+def _move_to(state: LineState, length: float) -> LineState:
     x = frozen(state.base + state.direction * state.x.dtype.type(length))
     return replace(state, x=x, length=length)
 

@@ -180,15 +180,15 @@ def own(name: str, kind: Callable[..., Made]) -> Method:
         return Checked(name, algorithm)
 
     made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
-    return Method(made, weights=_brought(kind))
+    return Method(made, weights=_derive_weights(kind))
 
 
 def given(algorithm: Made) -> Method:
     """Return the method of an object passed in Python; its return values are checked in every round."""
-    return Method(lambda: Checked(type(algorithm).__name__, algorithm), weights=_brought(algorithm))
+    return Method(lambda: Checked(type(algorithm).__name__, algorithm), weights=_derive_weights(algorithm))
 
 
-def _brought(source: object) -> str | None:
+def _derive_weights(source: object) -> str | None:
     needs = getattr(source, "needs", None)
     return "push" if isinstance(needs, Needs) and needs.sums == "columns" else None
 
@@ -200,7 +200,7 @@ _SEE = "See GossipAlgorithm in fedgossip/algorithms/gossip/base.py."
 MEMBERS = ("start", "trained", "mixed", "model", "seen", "corrected", "rejoined")
 
 
-def _alike(vector: Vector) -> tuple[object, ...]:
+def _describe_shape(vector: Vector) -> tuple[object, ...]:
     """Return the properties that must be equal for vectors [d] or [rows, d] of one algorithm."""
     return vector.dtype, vector.ndim, vector.shape[-1:]
 
@@ -232,12 +232,12 @@ class Checked:
     def start(self, x: Vector) -> Any:
         """See `GossipAlgorithm.start`.  Raises TrainingError for a state that is no dataclass."""
         self.first = x
-        return self._state(self._asked("start", self.algorithm.start, x))
+        return self._state(self._call("start", self.algorithm.start, x))
 
     def trained(self, state: Any, update: Vector | None, step: Step) -> tuple[Any, Vectors]:
         """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for bad results and exceptions."""
         self.round = step.round
-        given = self._asked("trained", self.algorithm.trained, state, update, step)
+        given = self._call("trained", self.algorithm.trained, state, update, step)
         if not (isinstance(given, tuple) and len(given) == 2):
             raise self._wrong("trained returned no (state, vectors)")
         begun, outgoing = given
@@ -245,30 +245,30 @@ class Checked:
 
     def mixed(self, state: Any, mixed: Vectors) -> Any:
         """See `GossipAlgorithm.mixed`.  Raises TrainingError as `trained` does."""
-        after = self._state(self._asked("mixed", self.algorithm.mixed, state, mixed))
+        after = self._state(self._call("mixed", self.algorithm.mixed, state, mixed))
         self._like("mixed", self.model(after), mixed[0])
         return after
 
     def model(self, state: Any) -> Vector:
         """See `GossipAlgorithm.model`.  Raises TrainingError for another length or type than the first vector's."""
-        model, first = self._asked("model", self.algorithm.model, state), self.first
-        if first is None or (isinstance(model, np.ndarray) and _alike(model) == _alike(first)):
+        model, first = self._call("model", self.algorithm.model, state), self.first
+        if first is None or (isinstance(model, np.ndarray) and _describe_shape(model) == _describe_shape(first)):
             return model
         return self._like("model", model, first)
 
     def seen(self, state: Any, outgoing: Vectors) -> Vector:
         """See `GossipAlgorithm.seen`.  Raises TrainingError as `model` does."""
-        return self._like("seen", self._asked("seen", self.algorithm.seen, state, outgoing), outgoing[0])
+        return self._like("seen", self._call("seen", self.algorithm.seen, state, outgoing), outgoing[0])
 
     def corrected(self, state: Any, differences: Vectors) -> Any:
         """See `GossipAlgorithm.corrected`.  Raises TrainingError as `start` does."""
-        return self._state(self._asked("corrected", self.algorithm.corrected, state, differences))
+        return self._state(self._call("corrected", self.algorithm.corrected, state, differences))
 
     def rejoined(self, state: Any, model: Vector) -> Any:
         """See `GossipAlgorithm.rejoined`.  Raises TrainingError as `start` does."""
-        return self._state(self._asked("rejoined", self.algorithm.rejoined, state, model))
+        return self._state(self._call("rejoined", self.algorithm.rejoined, state, model))
 
-    def _asked(self, method: str, call: Callable[..., Given], *arguments: Any) -> Given:
+    def _call(self, method: str, call: Callable[..., Given], *arguments: Any) -> Given:
         try:
             return call(*arguments)
         except Exception as error:

@@ -78,12 +78,12 @@ class Clipped:
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:
         lengths = {j: distance(models[j], models[node]) for j in row if j != node}
-        tau = float(self.tau) if self.tau != "adaptive" else self._left(list(lengths.values()))
+        tau = float(self.tau) if self.tau != "adaptive" else self._choose_radius(list(lengths.values()))
         shares = {j: 1.0 if length <= tau else tau / length for j, length in lengths.items()}
         own = row[node] + sum(row[j] * (1.0 - shares[j]) for j in sorted(shares))
         return ordered_mix([(own if j == node else row[j] * shares[j], models[j]) for j in row])
 
-    def _left(self, lengths: Sequence[float]) -> float:
+    def _choose_radius(self, lengths: Sequence[float]) -> float:
         left = sorted(lengths)[: max(0, len(lengths) - self.tolerates)]
         return left[-1] if left else 0.0
 
@@ -98,7 +98,9 @@ class TrimmedMean:
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:  # noqa: ARG002
         cut = min(self.tolerates, (len(row) - 1) // 2)
-        return _by_coordinate([models[j] for j in row], lambda part: np.sort(part, axis=0)[cut : len(part) - cut])
+        return _average_by_coordinate(
+            [models[j] for j in row], lambda part: np.sort(part, axis=0)[cut : len(part) - cut]
+        )
 
 
 class CoordinateMedian:
@@ -108,7 +110,9 @@ class CoordinateMedian:
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:  # noqa: ARG002
         cut = (len(row) - 1) // 2
-        return _by_coordinate([models[j] for j in row], lambda part: np.sort(part, axis=0)[cut : len(part) - cut])
+        return _average_by_coordinate(
+            [models[j] for j in row], lambda part: np.sort(part, axis=0)[cut : len(part) - cut]
+        )
 
 
 class GeometricMedian:
@@ -167,7 +171,7 @@ def liars(f: Any) -> int:
     raise ConfigError(f"algorithm.combine_options: f is {f!r}; expected a number of peers from 0 on", "Take 1.")
 
 
-def _by_coordinate(vectors: Sequence[Vector], kept: Callable[[Any], Any]) -> Vector:
+def _average_by_coordinate(vectors: Sequence[Vector], kept: Callable[[Any], Any]) -> Vector:
     """Return the mean of the kept values [m, width] per coordinate, summed in float64."""
     out = empty(vectors[0].size, vectors[0].dtype)
     for start in range(0, out.size, BLOCK):
