@@ -110,7 +110,7 @@ def run_collective(
         starts = stack.ahead or [unsent.start(model) for unsent in stack.unsent]
         updates = perform_jobs(task, [asked(node, number, starts[node]) for node in workers])
         opened = [stack.unsent[node].opened(updates[node].difference, number) for node in workers]
-        brought = [_brought(stack, node, opened[node], updates[node], number) for node in workers]
+        brought = [_make_contribution(stack, node, opened[node], updates[node], number) for node in workers]
         before, part = stack.state, stack.unsent[0].fragments.part(number)
         if delay:
             carried = stepped_by_momentum(descent, before, part, rate(number)).x
@@ -135,7 +135,7 @@ def run_collective(
     return [stack.state.x for _ in workers]
 
 
-def _brought(stack: CollectiveStack, node: int, opened: Vector, update: Update, round: int) -> Contribution:
+def _make_contribution(stack: CollectiveStack, node: int, opened: Vector, update: Update, round: int) -> Contribution:
     if not stack.coded:
         return contribution_of(opened, update.examples, update.metrics)
     brought = stack.coded[node].coded(opened, update.examples, update.metrics, round)
@@ -196,7 +196,7 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
         kind = coding.kind if pushing else terms[0][1][0].dtype
         total = ExactSum()
         for worker, (weight, payload) in enumerate(terms):
-            total.add(weight, _whole(coding, payload, worker, round) if pushing else frozen(payload[0]))
+            total.add(weight, _decode_gradient(coding, payload, worker, round) if pushing else frozen(payload[0]))
         for shard in placement.shards:
             part = frozen(np.empty(shard.length, kind))
             coded = coding.codes_pull(round + 1)
@@ -212,7 +212,7 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
     return mean_of
 
 
-def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: int) -> Vector:
+def _decode_gradient(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: int) -> Vector:
     """Return the gradient [d] that a worker's payloads encode."""
     whole = np.empty(coding.placement.length, coding.kind)
     for shard in coding.placement.shards:

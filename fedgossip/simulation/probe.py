@@ -95,13 +95,13 @@ def probe(task: LocalTask, n: int) -> Probe:
 def expected_distances(found: Probe, course: GossipCourse, rounds: int, share: float) -> list[float]:
     """Return the expected distance after each round, [rounds], if all directions have the response `share`."""
     n = course.schedule.n
-    squares = _of_lasting(found, course, rounds, share)
+    squares = _compute_lasting_squares(found, course, rounds, share)
     if found.noise:
-        squares = squares + found.noise / n * _of_noise(found, course, rounds, share)
+        squares = squares + found.noise / n * _compute_noise_squares(found, course, rounds, share)
     return [float(root) for root in np.sqrt(np.maximum(squares, 0.0))]
 
 
-def _of_lasting(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+def _compute_lasting_squares(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
     """Return the mean square [rounds] of the course for the first vectors and the lasting updates."""
     n = course.schedule.n
     values, directions = np.linalg.eigh(found.gram)
@@ -114,19 +114,19 @@ def _of_lasting(found: Probe, course: GossipCourse, rounds: int, share: float) -
     return squares
 
 
-def _of_noise(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+def _compute_noise_squares(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
     """Return the sum of squares [rounds] of the course for unit noise at every node in every round."""
     n, period = course.schedule.n, course.schedule.period
     if not period or n > IMPULSES_LIMIT:
-        return _of_draws(found, course, rounds, share)
-    left = [_of_impulse(found, course, rounds, share, phase) for phase in range(min(period, rounds))]
+        return _estimate_noise_squares(found, course, rounds, share)
+    left = [_compute_impulse_squares(found, course, rounds, share, phase) for phase in range(min(period, rounds))]
     squares = np.zeros(rounds)
     for begun in range(rounds):
         squares[begun:] += left[begun % period][: rounds - begun]
     return squares
 
 
-def _of_impulse(found: Probe, course: GossipCourse, rounds: int, share: float, phase: int) -> FloatArray:
+def _compute_impulse_squares(found: Probe, course: GossipCourse, rounds: int, share: float, phase: int) -> FloatArray:
     """Return the sum of squares after 1, 2, ... rounds for unit noise in round `phase` alone."""
     n = course.schedule.n
     run, nothing = Recursion(course, frozen(np.zeros((n, n)))), np.zeros((n, n))
@@ -138,7 +138,7 @@ def _of_impulse(found: Probe, course: GossipCourse, rounds: int, share: float, p
     return squares
 
 
-def _of_draws(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+def _estimate_noise_squares(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
     n = course.schedule.n
     run, draw = Recursion(course, frozen(np.zeros((n, DRAWS)))), stream(0, "forecast noise", n)
     squares = np.empty(rounds)

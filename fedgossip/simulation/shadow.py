@@ -169,7 +169,7 @@ class Shadow:
             free.advance(updates, step)
             pulled.advance(self._pulled(place, updates, pulled.model, at), step)
         if self._alone:
-            self._alone.advance(None if updates is None else frozen(mean(list(updates))[None]), _of_all(step))
+            self._alone.advance(None if updates is None else frozen(mean(list(updates))[None]), _average_step(step))
         self._measure()
         if evaluate:
             self._evaluate(round + 1)
@@ -296,7 +296,7 @@ def response_of(round: int, away: Vector, difference: Vector) -> Response:
     return Response(round, share, isotropic=float(np.linalg.norm(moved + share * e)) <= ISOTROPIC * size)
 
 
-def _of_all(step: Step) -> Step:
+def _average_step(step: Step) -> Step:
     return Step(step.round, step.rate.mean(keepdims=True), step.steps.mean(keepdims=True))
 
 
