@@ -176,11 +176,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return " (mine.py, line 3)", the last executed line of the user's code; "" without one."""
-    mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
+    mine = [one for one in extract_tb(error.__traceback__) if _is_user_file(one.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
 
 
-def _own(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     """Return whether a file is the user's: not of an installed package, this one, or Python."""
     path = Path(file)
     if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):

@@ -142,10 +142,10 @@ def limits_of(section: type) -> Sequence[tuple[str, Limit]]:
 @cache
 def _limits_of(section: Hashable) -> Sequence[tuple[str, Limit]]:
     hints = typing.get_type_hints(section, include_extras=True)
-    return tuple((name, limit) for name, hint in hints.items() for limit in _in(hint))
+    return tuple((name, limit) for name, hint in hints.items() for limit in _find_limits(hint))
 
 
-def _in(hint: object) -> Iterator[Limit]:
+def _find_limits(hint: object) -> Iterator[Limit]:
     yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Limit))
 
 

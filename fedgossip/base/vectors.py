@@ -265,7 +265,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
     if not terms:
         raise ValueError("nothing to mix")
     first = terms[0][1]
-    scaled = [(_in_type(weight, first.dtype), vector) for weight, vector in terms]
+    scaled = [(_convert_weight(weight, first.dtype), vector) for weight, vector in terms]
     if first.size <= BLOCK and into is None:
         return _mixed_at_once(scaled)
     total = empty(first.size, first.dtype) if into is None else into
@@ -281,7 +281,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
 
 
 @lru_cache(WEIGHTS_KEPT)
-def _in_type(weight: float, kind: np.dtype[np.floating]) -> Vector:
+def _convert_weight(weight: float, kind: np.dtype[np.floating]) -> Vector:
     """Return a weight in the vectors' type, []: numpy is twice as slow with a Python number."""
     return frozen(np.array(weight, kind))
 
