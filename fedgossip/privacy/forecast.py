@@ -58,11 +58,11 @@ def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
         ("hidden", hidden(plan)),
         ("from", adversary(plan)),
         ("not hidden", not_hidden(plan)),
-        *_beside(plan),
+        *_describe_metrics(plan),
         ("epsilon", _epsilon(forecast)),
         *_tests(plan),
         *_statistics(forecast),
-        *_before(forecast),
+        *_describe_earlier(forecast),
         ("delta", _delta(plan)),
         ("rounds", rounds(forecast)),
         ("noise", _noise(forecast)),
@@ -115,7 +115,7 @@ def not_hidden(plan: PrivacyPlan) -> str:
     return f"Who took part and when.{counts}  What was learned from earlier runs, and from choosing these numbers."
 
 
-def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
+def _describe_metrics(plan: PrivacyPlan) -> list[tuple[str, str]]:
     found = []
     if covered := plan.sent_metrics.words(plan.sent_metrics.covered):
         text = "; ".join(covered).capitalize()
@@ -156,7 +156,7 @@ def _statistics(forecast: PrivacyForecast) -> list[tuple[str, str]]:
     return [("statistics", f"{text} {alone} alone{both}.{total}")]
 
 
-def _before(forecast: PrivacyForecast) -> list[tuple[str, str]]:
+def _describe_earlier(forecast: PrivacyForecast) -> list[tuple[str, str]]:
     plan = forecast.plan
     if not plan.before:
         return []
@@ -182,7 +182,7 @@ def rounds(forecast: PrivacyForecast) -> str:
         return f"All {plan.rounds} fit into epsilon {_number(plan.max_epsilon)}; {within} would."
     text = f"Only {within} of {plan.rounds} fit into epsilon {_number(plan.max_epsilon)}: there the run ends."
     if forecast.noise_wanted is not None:
-        text += f"  With noise {_at_least(forecast.noise_wanted)} all fit."
+        text += f"  With noise {_round_up(forecast.noise_wanted)} all fit."
     return text
 
 
@@ -255,7 +255,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _at_least(value: float) -> str:
+def _round_up(value: float) -> str:
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return f"{math.ceil(value * scale) / scale:.6g}"
 

@@ -122,12 +122,12 @@ def membership_test(
         if count < LEAST:
             advice = f"At least {LEAST} of each; fewer allow no conclusion."
             raise ConfigError(f"{count} records {what}", advice)
-    guesses = [_by_answers(*right)] if right is not None else []
+    guesses = [_guess_by_answers(*right)] if right is not None else []
     halves = [_halves(losses, seed, side) for side, losses in enumerate((trained, others))]
     (known, judged), (known_others, judged_others) = halves
     for name, threshold in (
         ("mean loss", float(known.mean())),
-        ("1 % false alarms", _at_most(known_others, FALSE_ALARMS)),
+        ("1 % false alarms", _find_threshold(known_others, FALSE_ALARMS)),
     ):
         shares = (measured(int((side < threshold).sum()), len(side)) for side in (judged, judged_others))
         guesses.append(Guess(name, *shares))
@@ -135,7 +135,7 @@ def membership_test(
     return MembershipTest(len(trained), len(others), float(trained.mean()), float(others.mean()), area, tuple(guesses))
 
 
-def _by_answers(trained: Right, others: Right) -> Guess:
+def _guess_by_answers(trained: Right, others: Right) -> Guess:
     return Guess("right answers", *(measured(int(side.sum()), len(side)) for side in (trained, others)))
 
 
@@ -144,7 +144,7 @@ def _halves(losses: Losses, seed: int, side: int) -> tuple[Losses, Losses]:
     return losses[order[: len(order) // 2]], losses[order[len(order) // 2 :]]
 
 
-def _at_most(others: Losses, share: float) -> float:
+def _find_threshold(others: Losses, share: float) -> float:
     """Return the threshold with at most this share of losses below it."""
     return float(np.sort(others)[math.floor(share * len(others))])
 
