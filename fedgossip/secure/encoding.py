@@ -323,7 +323,7 @@ class ExactSums:
     def _long_bounds(self) -> npt.NDArray[np.int64]:
         return np.array(self.bounds, np.int64)
 
-    def _beyond(self, words: Words, clients: int) -> int | None:
+    def _find_overflow(self, words: Words, clients: int) -> int | None:
         """Return the place of the first number beyond the bounds, or None."""
         if self.ring_bits == LONG and clients * self._most < 1 << (LONG - 1):  # many numbers: as one array
             numbers = long_numbers(words)
@@ -352,7 +352,7 @@ class ExactSums:
         values = words_in(update)
         if values is None:
             raise RoundAbandoned(Reason.SCHEMA, "numbers that are no words")
-        if self._beyond(values, 1) is not None:
+        if self._find_overflow(values, 1) is not None:
             raise RoundAbandoned(Reason.OVERFLOW, "a number beyond its bound")
         whole = np.concatenate([values, words_of([1], self.ring_bits)])
         return Quantised(whole, hashlib.blake2b(whole.tobytes(), digest_size=16).digest())
@@ -372,7 +372,7 @@ class ExactSums:
         count = self.clients_in(total)
         if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
-        if (place := self._beyond(total[: self.length], clients)) is not None:
+        if (place := self._find_overflow(total[: self.length], clients)) is not None:
             text = f"number {place} is beyond its bound; some client has violated the agreement"
             raise RoundAbandoned(Reason.BOUND, text)
         return DecodedSum(as_vector(total[: self.length]), float(clients), clients, 0, {})

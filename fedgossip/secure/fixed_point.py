@@ -455,15 +455,15 @@ def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
     """
     words = total.view(np.int32).astype(np.int64)
     if words.size and int(np.abs(words).max()) >= clients << (LIMB_BITS + CHANCE_BITS + 1):
-        raise _beyond()
+        raise _make_bound_error()
     limbs, found = words.reshape(-1, LIMBS).tolist(), []
     for row in limbs:
         number = sum(limb << (LIMB_BITS * place) for place, limb in enumerate(row)) - _OFFSET * weight
         if abs(number) > _OFFSET * weight:
-            raise _beyond()
+            raise _make_bound_error()
         found.append(number / (weight << FINE))
     return np.array(found, np.float64)
 
 
-def _beyond() -> RoundAbandoned:
+def _make_bound_error() -> RoundAbandoned:
     return RoundAbandoned(Reason.BOUND, "a running statistic beyond 2^63; some client has violated the agreement")

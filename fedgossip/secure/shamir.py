@@ -58,7 +58,7 @@ def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> di
 
 def _split(secret: bytes, falling: Sequence[bytes], holders: Sequence[int]) -> dict[int, bytes]:
     constant, *coefficients = [int.from_bytes(one, "little") for one in (secret, *falling)]
-    return {x: _at(coefficients, constant, x).to_bytes(SIZE, "little") for x in holders}
+    return {x: _evaluate(coefficients, constant, x).to_bytes(SIZE, "little") for x in holders}
 
 
 def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
@@ -82,7 +82,7 @@ def _check(secret: bytes, holders: Sequence[int], t: int) -> None:
         raise ValueError("a secret is 32 bytes, below p")
 
 
-def _at(falling: Sequence[int], constant: int, x: int) -> int:
+def _evaluate(falling: Sequence[int], constant: int, x: int) -> int:
     """Horner, from the highest power down to the constant."""
     total = 0
     for coefficient in falling:
