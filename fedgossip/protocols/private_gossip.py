@@ -217,13 +217,13 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         (x,) = self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self._check_bound(x)
         effects: list[Effect] = []
-        if (newest := self._gone_on_to()) > self.round:  # the rounds between are skipped
+        if (newest := self._find_skip_target()) > self.round:  # the rounds between are skipped
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.phase = "waiting"
         self.clock.note_arrival(now_ns)  # vectors received before this were in time
         mixing = self.schedule.mixing(self.round)
-        row = self._others(mixing, self.node)
+        row = self._weigh_partners(mixing, self.node)
         here = self.sums.senders(self.round)
         self.sources = Sources.of(row, lambda j: j in here)
         effects.append(Outgoing(self.round + 1, x))
@@ -233,7 +233,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         effects += self._parts(x, mixing, row)
         return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
 
-    def _others(self, mixing: RoundWeights, node: NodeId) -> dict[NodeId, float]:
+    def _weigh_partners(self, mixing: RoundWeights, node: NodeId) -> dict[NodeId, float]:
         return {other: weight for other, weight in mixing.row(node).items() if other != node}
 
     def _parts(self, x: Vector, mixing: RoundWeights, row: dict[NodeId, float]) -> list[Effect]:
@@ -243,7 +243,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         lacking = self.book.lacking
         effects: list[Effect] = []
         for to, weight in row.items():
-            senders = self._others(mixing, to)
+            senders = self._weigh_partners(mixing, to)
             if len(senders) < NEIGHBOURS_MIN:
                 effects.append(Report("withheld", {"peer": to, "senders": len(senders)}, self.round))
             elif keys := [other for other in senders if other in lacking]:
@@ -266,7 +266,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
                 "Raise algorithm.bound, the same on all peers; or lower train.lr, if the training has diverged.",
             )
 
-    def _gone_on_to(self) -> int:
+    def _find_skip_target(self) -> int:
         """Return the latest round to which two receivers of this peer's model have advanced without it."""
         heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
         ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]

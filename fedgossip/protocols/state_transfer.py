@@ -311,7 +311,7 @@ class Recovering:
                 return [*effects, *self.gossip.handle(event, now_ns)]
             case Fired(("transfer", "patience")):
                 return [*effects, Report("began_anew", {"asked": sorted(self.neighbours)}, 0), *self._begin(now_ns)]
-        if self.taker.model is not None or self._at_the_start():
+        if self.taker.model is not None or self._is_at_start():
             return [*effects, *self._begin(now_ns)]
         return effects
 
@@ -331,20 +331,20 @@ class Recovering:
             case Received(sender, ModelInfo(round)) if round > self.rounds:
                 return [far_ahead(sender, round, self.rounds)]
             case Received(sender, ModelInfo() | ModelChunk() as offered):
-                return self._taken(sender, offered)
+                return self._handle_offer(sender, offered)
             case Received(sender, Model() | Leaving() as message) if sender in self.neighbours:
                 self._said.setdefault(sender, {})[type(message).__name__] = message
             case Fired(("transfer", *rest)):
                 return self.taker.fired(rest)
         return []
 
-    def _taken(self, sender: NodeId, offered: ModelInfo | ModelChunk) -> list[Effect]:
+    def _handle_offer(self, sender: NodeId, offered: ModelInfo | ModelChunk) -> list[Effect]:
         try:
             return self.taker.handle(sender, offered)
         except ProtocolError as error:
             return [refused_by(error, 0)]
 
-    def _at_the_start(self) -> bool:
+    def _is_at_start(self) -> bool:
         if self.taker.want is not None:
             return self.taker.want[0] == 0
         offers = self.taker.offers
@@ -447,7 +447,7 @@ class StateFetch:
         self._start += size
         if self._start < piece.length:
             return None, self._ask(self.first_ns)
-        return self._whole(piece)
+        return self._finish_state(piece)
 
     def _check(self, sender: NodeId, piece: StatePiece) -> None:
         kind, numbers = self.like.x.dtype, saved(self.like)[1]
@@ -459,7 +459,7 @@ class StateFetch:
             advice = "Give every worker the same [model], [train] and [parallel] sections."
             raise ProtocolError(f"worker {self.node}: {text}", advice, peer=sender)
 
-    def _whole(self, piece: StatePiece) -> tuple[Any, list[Effect]]:
+    def _finish_state(self, piece: StatePiece) -> tuple[Any, list[Effect]]:
         row, self._row, self._start, self._digest = self._row, empty(0, self._row.dtype), 0, ""
         if digest([row]) == piece.digest:
             self.rounds = -1

@@ -226,13 +226,13 @@ class AllReduce:
                 refused = epoch == self.group.epoch and sender in self.group.members
                 return self._refuse(worker, now_ns) if refused else []
             case WorkerReturn():
-                return self._asked_in(sender, now_ns)
+                return self._handle_readmission(sender, now_ns)
             case StateQuery():
                 return self.at.give(sender, message)
             case StatePiece():
                 return self._piece(sender, message, now_ns)
             case Leaving():
-                return self._left(sender, message.round, now_ns)
+                return self._handle_leaving(sender, message.round, now_ns)
         raise ProtocolError(
             f"worker {self.node}: a message of kind {type(message).__name__.lower()!r} from worker {sender} in a run"
             " of all-reduce",
@@ -310,13 +310,13 @@ class AllReduce:
         return self._bring(event, now_ns)
 
     def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
-        brought = self._brought(event)
+        brought = self._make_contribution(event)
         if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
         self.contribution = brought
         return self._reduce(now_ns) if self.phase == "training" else []
 
-    def _brought(self, event: Trained) -> Contribution | None:
+    def _make_contribution(self, event: Trained) -> Contribution | None:
         """Return this worker's contribution to the round; None if no codec can encode its gradient."""
         goes = self.at.unsent.opened(event.update, self.round)
         if self.at.coded is None:
@@ -384,7 +384,7 @@ class AllReduce:
         greeting = self.group.joined(node, incarnation)
         return [*self.exchange.links[node].resent(now_ns), *greeting, *self._begin_if_gathered(now_ns)]
 
-    def _left(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
+    def _handle_leaving(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
         """Handle a `Leaving`: after all rounds, or earlier."""
         if rounds < self.settings.rounds:
             self.group.departed.add(sender)
@@ -410,7 +410,7 @@ class AllReduce:
         self.group.refuse(node)
         return self._lost(node, now_ns)
 
-    def _asked_in(self, sender: NodeId, now_ns: int) -> list[Effect]:
+    def _handle_readmission(self, sender: NodeId, now_ns: int) -> list[Effect]:
         """Handle a request for readmission: the worker takes part after this round."""
         if self.phase == "leaving":
             return [Send(sender, Leaving(self.round))]

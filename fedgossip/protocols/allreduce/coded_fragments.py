@@ -92,12 +92,12 @@ class CodedFragments:
     @property
     def saved(self) -> Mapping[str, Vector]:
         """The vectors of a checkpoint."""
-        return {_named(number, name): held for number, one in self._coded for name, held in one.saved.items()}
+        return {_qualify_name(number, name): held for number, one in self._coded for name, held in one.saved.items()}
 
     def resume(self, vectors: Mapping[str, Vector]) -> None:
         """Restore the vectors of a checkpoint.  Raises ResumeError for those of another codec."""
         for number, one in self._coded:
-            before = _named(number, LEFT_OUT)
+            before = _qualify_name(number, LEFT_OUT)
             held = {name: vector for name, vector in vectors.items() if name.startswith(before)}
             one.resume({LEFT_OUT + name.removeprefix(before): vector for name, vector in held.items()})
 
@@ -118,13 +118,13 @@ class LowRankSums:
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
         """Return the mean gradient [d] of a round's result: all P, the uncompressed part with its tail, and all Q."""
-        return self.low.restored(*self._apart(found))
+        return self.low.restored(*self._split(found))
 
     def right(self, found: Vector) -> Vector:
         """Return the first Q of the next round."""
-        return self.low.upright(self._apart(found)[2])
+        return self.low.upright(self._split(found)[2])
 
-    def _apart(self, found: Vector) -> tuple[Vector, Vector, Vector]:
+    def _split(self, found: Vector) -> tuple[Vector, Vector, Vector]:
         left, first = self.low.left_length, self.low.first_length
         return found[:left], found[left:first], found[first + TAIL :]
 
@@ -221,5 +221,5 @@ RoundCoding = CodedGradients | LowRankGradients | CodedFragments
 """The codec of a worker's contributions."""
 
 
-def _named(number: int, name: str) -> str:
+def _qualify_name(number: int, name: str) -> str:
     return f"{LEFT_OUT}{number}/{name.removeprefix(LEFT_OUT)}"

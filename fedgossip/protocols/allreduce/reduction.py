@@ -379,36 +379,36 @@ class LowRankReduction:
         weight, vector = self._own
         self._left = self._low.left(self._sums[0].mean)
         one = frozen(np.ones(1, self.kind))
-        return self._behind(self._sums[1].give(0, weight, self._low.second(vector, self._left), one))
+        return self._shift(self._sums[1].give(0, weight, self._low.second(vector, self._left), one))
 
-    def _behind(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+    def _shift(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return [replace(one, bucket=one.bucket + self._buckets, start=one.start + self._elements) for one in chunks]
 
-    def _of(self, bucket: int) -> tuple[Reduction, int]:
+    def _locate(self, bucket: int) -> tuple[Reduction, int]:
         return (self._sums[0], bucket) if bucket < self._buckets else (self._sums[1], bucket - self._buckets)
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
         """Return (start, stop) of the elements in a chunk of this name; None if no such chunk exists."""
-        of, number = self._of(bucket)
+        of, number = self._locate(bucket)
         found = of.expects(sender, number, step)
         behind = 0 if of is self._sums[0] else self._elements
         return found and (found[0] + behind, found[1] + behind)
 
     def has(self, sender: int, bucket: int, step: int) -> bool:
         """Return whether the chunk was received before."""
-        of, number = self._of(bucket)
+        of, number = self._locate(bucket)
         return of.has(sender, number, step)
 
     def fits(self, bucket: int, weight: float, vector: Vector) -> bool:
         """Return whether a chunk's numbers can be added."""
-        of, number = self._of(bucket)
+        of, number = self._locate(bucket)
         return of.fits(number, weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
         """Add an expected, new and fitting chunk; return the chunks to send now."""
-        of, number = self._of(bucket)
+        of, number = self._locate(bucket)
         out = of.take(sender, number, step, weight, vector)
-        return [*out, *self._go_on()] if of is self._sums[0] else self._behind(out)
+        return [*out, *self._go_on()] if of is self._sums[0] else self._shift(out)
 
     def awaited(self) -> Mapping[int, int]:
         """Return the awaited ranks, each with the number of buckets that wait for it."""

@@ -313,7 +313,7 @@ class ChunkExchange:
         weight, pieces = brought
         if start + pieces[0].size < self.sums.length(self.round):
             pieces = pieces[:1]  # the tail follows
-        return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
+        return self._send_chunks(self.now.give(start, weight, *pieces), self.round, now_ns)
 
     @property
     def waiting_bytes(self) -> int:
@@ -336,7 +336,7 @@ class ChunkExchange:
             return [self._took(sender, chunk)]
         rank = self.group.members.index(sender)
         out = at.take(rank, chunk.bucket, chunk.step, chunk.weight, chunk.vectors[0])
-        return [self._took(sender, chunk), *self._sent(out, chunk.round, now_ns)]
+        return [self._took(sender, chunk), *self._send_chunks(out, chunk.round, now_ns)]
 
     def _took(self, sender: NodeId, chunk: ReduceChunk | CodedChunk) -> Send:
         return self.links[sender].took(ChunkTaken(*chunk.name))
@@ -361,7 +361,7 @@ class ChunkExchange:
             raise UnsummableError(text, "Look at its data and its rate; the others go on without it.", peer=sender)
         return True
 
-    def _sent(self, chunks: Sequence[Chunk], round: int, now_ns: int) -> list[Effect]:
+    def _send_chunks(self, chunks: Sequence[Chunk], round: int, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for one in chunks:
             message = chunk_message(self.group.epoch, round, one, self.schema)

@@ -220,7 +220,7 @@ class WorkerGroup:
             return None  # one of a generation is enough
         wrong = misshapen(sender, view, (self.node, *self.others))
         if not wrong and self.node not in view.members:
-            self._left_out(sender, view, sure=rival)
+            self._accept_exclusion(sender, view, sure=rival)
             return None
         if not wrong and rival:
             wrong = None if self.node in view.behind or rounds == view.rounds else "is of other rounds"
@@ -256,7 +256,7 @@ class WorkerGroup:
 
     # --- readmission --------------------------------------------------------------------------------------------------
 
-    def _left_out(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
+    def _accept_exclusion(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
         """Accept an exclusion that more than half report, as one may be wrong.  A restarted worker accepts any."""
         self._left_out_by.add(sender)
         known = sure or 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work

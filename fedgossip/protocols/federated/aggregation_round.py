@@ -198,7 +198,7 @@ class PlainRound:
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
         if sender not in self.draw.invited:
             raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
-        given = self._whole(sender, message)
+        given = self._decode(sender, message)
         self.gathering.check(sender, given)
         self.gathering.add(sender, given, self.rule)
         self.counted.add(sender)
@@ -206,7 +206,7 @@ class PlainRound:
         self._end_if_complete()
         return []
 
-    def _whole(self, sender: NodeId, message: Given) -> Contribution:
+    def _decode(self, sender: NodeId, message: Given) -> Contribution:
         """Return the contribution with a decoded update.  Raises ProtocolError if its codec is not the run's."""
         if isinstance(message, CodedContribution) != (self.coding is not None):
             kind = type(message).__name__.lower()
@@ -352,7 +352,7 @@ class Gathered:
 
     def check(self, sender: NodeId, message: Contribution) -> None:
         """Raise ProtocolError for a contribution of another layout, or with an impossible score."""
-        where = _of(sender, message)
+        where = _describe(sender, message)
         check_layout(where, sender, message.schema, message.vectors, self.like)
         measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
         bounded = abs(message.loss or 0.0) <= LOSS_MOST and measured  # both false for a nan
@@ -369,7 +369,7 @@ class Gathered:
         try:
             self.accumulator.add(sender, weight, message.vectors, steps)
         except NotSummableError:
-            text = f"{_of(sender, message)} is not finite, or too large to be summed"
+            text = f"{_describe(sender, message)} is not finite, or too large to be summed"
             raise ProtocolError(text, "Did its training explode?", peer=sender) from None
         if self.adapters:
             self.adapters.add(sender, weight, message.vectors[0])
@@ -395,7 +395,7 @@ class Gathered:
         return found
 
 
-def _of(sender: NodeId, message: Contribution) -> str:
+def _describe(sender: NodeId, message: Contribution) -> str:
     return f"round {message.round}: the contribution of client {sender}"
 
 

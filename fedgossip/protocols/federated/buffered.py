@@ -135,10 +135,10 @@ class Buffered(Generic[State]):
             case Received(sender, Contribution() as contribution):
                 return self._contributed(sender, contribution)
             case Received(sender, Leaving(done=done)):
-                return self._left(sender, done=done)
+                return self._handle_goodbye(sender, done=done)
             case PeerJoined(node, incarnation) if node in self.company.known:
                 self.company.joined(node, incarnation)
-                return self._with(node)
+                return self._admit(node)
             case PeerGone(node) if node in self.company.linked:
                 self.company.linked.discard(node)
                 self.uninformed.discard(node)
@@ -186,7 +186,7 @@ class Buffered(Generic[State]):
     def _need(self) -> int:
         return max(self.settings.min_clients, self.settings.goal)
 
-    def _left(self, sender: NodeId, *, done: bool) -> list[Effect]:
+    def _handle_goodbye(self, sender: NodeId, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
         self.uninformed.discard(sender)
         if not done:  # it may be started again
@@ -208,7 +208,7 @@ class Buffered(Generic[State]):
         self.phase = "gathering"
         return [SetTimer(("gather", self.round), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
 
-    def _with(self, node: NodeId) -> list[Effect]:
+    def _admit(self, node: NodeId) -> list[Effect]:
         company = self.company
         if self.phase == "leaving":
             self.uninformed.update({node} - self.done)

@@ -198,14 +198,14 @@ class Client:
             case Fired(("silent",)):
                 return self._listen() if self.phase == "training" else self._desert()
             case Fired(("session",)):  # of the last invitation: each replaces the one before
-                return self._let_go()
+                return self._abandon_round()
             case Started():
                 self.phase = "waiting"
                 return self._listen()
             case Stopping(again):
                 self.phase = "finished"
                 goodbye = Leaving(self.asked.round if self.asked else 0, done=not again)
-                return [*self._let_go(), Send(self.coordinator, goodbye), Finish(self.model)]
+                return [*self._abandon_round(), Send(self.coordinator, goodbye), Finish(self.model)]
             case _:
                 return []
 
@@ -227,11 +227,11 @@ class Client:
         round = self.asked.round if self.asked else 0
         if not self.met:
             report = Report("nobody_came", [self.coordinator], round)
-            return [*self._let_go(), report, Finish(self.model, no_coordinator())]
+            return [*self._abandon_round(), report, Finish(self.model, no_coordinator())]
         report = Report("deserted", [self.coordinator], round)
-        return [*self._let_go(), report, Finish(self.model, deserted(round))]
+        return [*self._abandon_round(), report, Finish(self.model, deserted(round))]
 
-    def _let_go(self) -> list[Effect]:
+    def _abandon_round(self) -> list[Effect]:
         return self.part.give_up() if self.part else []
 
     # --- messages of the coordinator ----------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Client:
             return self.part.again() if self.part and self.linked else []
         part = self.answering.part(self.coordinator, invite, self.part)
         begun = part.begin()  # before anything is dropped for it: a refused invitation changes nothing
-        let_go = self._let_go()
+        let_go = self._abandon_round()
         self.wanted, self.asked, self.part = True, invite, part
         session = SetTimer(("session",), self.settings.session_ns)
         began = [*let_go, *begun, session]
@@ -308,7 +308,12 @@ class Client:
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
         effects = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
-        return [*self._let_go(), budget_reached(error, invite.round), *effects, Finish(self.model, used_up(error))]
+        return [
+            *self._abandon_round(),
+            budget_reached(error, invite.round),
+            *effects,
+            Finish(self.model, used_up(error)),
+        ]
 
     def _trained(
         self, update: Vector | None, examples: int, metrics: Mapping[str, float], extra: Vectors = ()
@@ -357,7 +362,7 @@ class Client:
         goodbye = Leaving(final.round, done=True)
         left = final.round < self.settings.may_end and not self.whole(self.model)
         early = [client_round.ended_early(final.round, self.settings.rounds)] if left else []
-        return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
+        return [*self._abandon_round(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
 
 def same_invitation(invite: Invite, before: Invite) -> bool:

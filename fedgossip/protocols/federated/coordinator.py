@@ -268,7 +268,7 @@ class Coordinator(Generic[State]):
         """Minimum number of clients of a round."""
         return max(self._need, self.summing.least if self.summing else 1)
 
-    def _here(self) -> Set[NodeId]:
+    def _find_present(self) -> Set[NodeId]:
         """Return the present clients that can be in a sum."""
         company, members = self.company, self.summing.members if self.summing else None
         here = company.linked - company.left if company.left else company.linked
@@ -281,11 +281,11 @@ class Coordinator(Generic[State]):
             case Received(sender, answer) if isinstance(answer, Answer):
                 return self._answered(sender, answer, now_ns)
             case Received(sender, Leaving(done=done)):
-                return self._left(sender, now_ns, done=done)
+                return self._handle_goodbye(sender, now_ns, done=done)
             case PeerJoined(node, incarnation):
                 return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._gone(node, now_ns)
+                return self._handle_lost_link(node, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case ModelMeasured(round, score) if self.phase == "judging" and round == self.round:
@@ -338,14 +338,14 @@ class Coordinator(Generic[State]):
             return self._going(self.exchange.back(node, another=another), phase, now_ns)
         return self._begin_if_gathered(now_ns)
 
-    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+    def _handle_lost_link(self, node: NodeId, now_ns: int) -> list[Effect]:
         if node not in self.company.linked:
             return []
         self.company.linked.discard(node)
         self.uninformed.discard(node)
         return self._without(node, now_ns)
 
-    def _left(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
+    def _handle_goodbye(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
         self.uninformed.discard(sender)
         if not done:  # it may be started again
@@ -389,12 +389,12 @@ class Coordinator(Generic[State]):
             return []
         if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
             return []  # a thousand links are made one by one: the lists below would be built for each
-        if len(self._here()) < self.need or (company.missing() and not self.began_ns):
+        if len(self._find_present()) < self.need or (company.missing() and not self.began_ns):
             return []
         return self._open(now_ns)
 
     def _begin_with_those_here(self, now_ns: int) -> list[Effect]:
-        here, longest_ns = self._here(), self.settings.start_ns
+        here, longest_ns = self._find_present(), self.settings.start_ns
         if len(here) < self.need and self.patience_ns < longest_ns:
             self.patience_ns = longest_ns
             return self._gather()
@@ -403,12 +403,12 @@ class Coordinator(Generic[State]):
         return [Report("started_without", self.company.missing(), self.round), *self._open(now_ns)]
 
     def _give_up(self) -> list[Effect]:
-        here = len(self._here())
+        here = len(self._find_present())
         if here + len(self.exhausted) >= self.need:
             return self._end_with_budgets()
         facts: dict[str, object] = {"clients": here, "needed": self.need}
         if members := self.summing.members if self.summing else None:
-            facts["gone"] = sorted(members - set(self._here()))
+            facts["gone"] = sorted(members - set(self._find_present()))
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _end_with_budgets(self) -> list[Effect]:
@@ -431,7 +431,7 @@ class Coordinator(Generic[State]):
                 return [*effects, MeasureModel(self.round, self.model)]
             if self.best.over:
                 return [*effects, Report("no_better", self.best.facts, self.round), *self._conclude()]
-            here = self._here()
+            here = self._find_present()
             if len(here) < self.need:
                 return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
             if self.interrupted:

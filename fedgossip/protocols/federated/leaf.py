@@ -136,11 +136,11 @@ class LeafCoordinator:
             case Received(sender, answer) if isinstance(answer, Answer):
                 return self._answered(sender, answer, now_ns)
             case Received(sender, Leaving(done=done)):
-                return self._left(sender, now_ns, done=done)
+                return self._handle_goodbye(sender, now_ns, done=done)
             case PeerJoined(node, incarnation):
                 return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._gone(node, now_ns)
+                return self._handle_lost_link(node, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case Started():
@@ -149,7 +149,7 @@ class LeafCoordinator:
             case Stopping(again):
                 goodbye = Leaving(self.asked.round if self.asked else 0, done=not again)
                 below = [] if again else self._send_final(self._model_so_far())
-                return [*self._let_go(), Send(self.parent, goodbye), *below, *self._finish()]
+                return [*self._abandon_round(), Send(self.parent, goodbye), *below, *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
                 advice = "Were coordinators and clients started from the same experiment file?"
@@ -189,7 +189,7 @@ class LeafCoordinator:
 
     def _above(self, event: Received | PeerJoined | PeerGone, now_ns: int) -> list[Effect]:
         if isinstance(event, Received):
-            return self._from_above(event.message, now_ns)
+            return self._handle_parent(event.message, now_ns)
         if isinstance(event, PeerJoined):
             return self._joined_above(event.incarnation)
         self.linked = False
@@ -200,7 +200,7 @@ class LeafCoordinator:
         self.linked, self.met, self.life = True, True, max(self.life, incarnation)
         return self.part.coordinator_restarted() if another and self.part else []
 
-    def _from_above(self, message: object, now_ns: int) -> list[Effect]:
+    def _handle_parent(self, message: object, now_ns: int) -> list[Effect]:
         where, parent = f"leaf coordinator {self.node}", self.parent
         if isinstance(message, Secured | MaskedInput):
             if self.part is None:
@@ -233,7 +233,7 @@ class LeafCoordinator:
             return [Report("late", {"peer": self.parent, "round": invite.round}, self.asked.round)]
         part = self.answering.part(self.parent, invite, self.part)
         begun = part.begin()  # before anything is dropped for it: a refused invitation changes nothing
-        let_go = self._let_go()
+        let_go = self._abandon_round()
         if self.pending_round >= 0 and invite.counted == self.pending_round:
             self.counted.update(dict.fromkeys(self.pending, self.pending_round))
         self.pending, self.pending_round = (), -1
@@ -247,7 +247,7 @@ class LeafCoordinator:
             return [*effects, SetTimer(("gather", invite.round), self.patience_ns)]
         return effects + self._open(now_ns)
 
-    def _let_go(self) -> list[Effect]:
+    def _abandon_round(self) -> list[Effect]:
         return self.part.give_up() if self.part else []
 
     def _checkpoint(self) -> Checkpoint:
@@ -263,7 +263,7 @@ class LeafCoordinator:
         round = self.asked.round if self.asked else 0
         self.failure = deserted(round) if self.met else no_coordinator()
         name = "deserted" if self.met else "nobody_came"
-        return [*self._let_go(), Report(name, [self.parent], round), *self._leave(self._model_so_far())]
+        return [*self._abandon_round(), Report(name, [self.parent], round), *self._leave(self._model_so_far())]
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class LeafCoordinator:
     def _give_up_round(self) -> list[Effect]:
         self.exchange = None
         self.phase = "waiting" if self.phase in ("gathering", "summing") else self.phase
-        return self._let_go()
+        return self._abandon_round()
 
     # --- below --------------------------------------------------------------------------------------------------------
 
@@ -354,13 +354,13 @@ class LeafCoordinator:
             return self._going(self.exchange.back(node, another=another), phase, now_ns)
         return self._open_if_gathered(now_ns)
 
-    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+    def _handle_lost_link(self, node: NodeId, now_ns: int) -> list[Effect]:
         if node not in self.company.linked:
             return []
         self.company.linked.discard(node)
         return self._without(node, now_ns)
 
-    def _left(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
+    def _handle_goodbye(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
         if not done:  # it may be started again
             self.company.linked.discard(sender)
@@ -389,7 +389,7 @@ class LeafCoordinator:
         left: list[Effect] = []
         if final.round < self.settings.down.rounds and not self.settings.down.patience:
             left = [ended_early(final.round, self.settings.down.rounds)]
-        return [*self._let_go(), *left, *self._goodbye(final), *self._leave(final)]
+        return [*self._abandon_round(), *left, *self._goodbye(final), *self._leave(final)]
 
     def _goodbye(self, final: Final | None = None) -> list[Effect]:
         ends = final or self.final

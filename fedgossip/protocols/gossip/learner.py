@@ -37,7 +37,7 @@ class Learner(Generic[State]):
         self.algorithm = algorithm
         self.state = algorithm.start(initial)
         if resumed:
-            self.state = restored(self.state, _of_the_state(resumed.vectors), _of_the_state(resumed.facts))
+            self.state = restored(self.state, _select_state(resumed.vectors), _select_state(resumed.facts))
         self.begun = self.state
         self.outgoing: Vectors = ()
         self.corrections: list[Vectors] = []
@@ -110,14 +110,14 @@ class Learner(Generic[State]):
         named = {PREFIX + name: one for name, one in arrays.items()}
         if vectors:
             named.update(vectors)
-        return Checkpoint(round, named, {**_named(numbers), **facts} if numbers else facts)
+        return Checkpoint(round, named, {**_add_prefix(numbers), **facts} if numbers else facts)
 
 
-def _named(held: Mapping[str, Any]) -> dict[str, Any]:
+def _add_prefix(held: Mapping[str, Any]) -> dict[str, Any]:
     return {PREFIX + name: one for name, one in held.items()}
 
 
-def _of_the_state(held: Mapping[str, Any]) -> dict[str, Any]:
+def _select_state(held: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(PREFIX): one for name, one in held.items() if name.startswith(PREFIX)}
 
 

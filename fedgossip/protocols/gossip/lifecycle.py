@@ -205,7 +205,7 @@ class Lifecycle(ABC, Generic[State]):
             case PeerJoined(node, incarnation):
                 return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._gone(node, now_ns)
+                return self._handle_lost_link(node, now_ns)
             case Started():
                 self.phase = "joining"
                 waits = [SetTimer(("start",), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
@@ -266,7 +266,7 @@ class Lifecycle(ABC, Generic[State]):
     def _has_begun(self) -> bool:
         return self.phase not in ("new", "joining")
 
-    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+    def _handle_lost_link(self, node: NodeId, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if self.company.lost(node, self.round) and (self.phase != "leaving" or node in self._circle()):
             effects.append(Report("gone", node, self.round))

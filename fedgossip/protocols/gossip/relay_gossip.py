@@ -101,7 +101,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _sums(self) -> dict[NodeId, RelaySum]:
-        sums, counts = relay_sums(self.learner.outgoing[0], *self._before())
+        sums, counts = relay_sums(self.learner.outgoing[0], *self._get_previous())
         self.summed += 3 * sums.size
         schema = self.layout.schema
         terms = zip(self.neighbours, sums, counts, strict=True)
@@ -180,7 +180,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
 
     def _gather(self) -> tuple[Vector, Vector]:
         """Return the neighbours' messages of this round, ascending: (sums [k, d], number of models in each)."""
-        received, counts = (np.zeros_like(one) for one in self._before())
+        received, counts = (np.zeros_like(one) for one in self._get_previous())
         for place, j in enumerate(self.neighbours):
             if self.mailbox.has(j, self.round):
                 message = self.mailbox.here(self.round)[j]
@@ -188,10 +188,10 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
                 received[place], counts[place] = message.vectors[0], message.count
                 self.carried.mark_mixed(j)
             elif self.mailbox.newest.get(j, -1) > self.round:  # lost
-                received[place], counts[place] = (one[place] for one in self._before())
+                received[place], counts[place] = (one[place] for one in self._get_previous())
         return frozen(received), frozen(counts)
 
-    def _before(self) -> Sequence[Vector]:
+    def _get_previous(self) -> Sequence[Vector]:
         own, *before = self.learner.outgoing
         return before or (np.zeros((len(self.neighbours), own.size), own.dtype), np.zeros(len(self.neighbours)))
 

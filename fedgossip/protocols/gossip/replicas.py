@@ -88,7 +88,7 @@ class ReplicaGossip:
                 # Read-only: else the sum of the round would overwrite it; a model without vectors is refused below.
                 known = frozen(model.vectors[0]) if model.vectors else self.first
                 effects += self.machine.handle(event, now_ns)  # raises for a model that does not fit
-                return self._code([*effects, *self._whole(sender, model.round, known, now_ns)])
+                return self._code([*effects, *self._store_version(sender, model.round, known, now_ns)])
         return self._code([*self.machine.handle(event, now_ns), *self._asks()])
 
     def _linked(self, node: NodeId, incarnation: int) -> None:
@@ -137,9 +137,9 @@ class ReplicaGossip:
         known = add(self.replicas[sender][1], self._decoded(coded))
         model = Model(coded.round, coded.schema, (known,), coded.used, coded.missing, coded.view)
         effects = list(self.machine.handle(Received(sender, model), now_ns))
-        return [*effects, *self._whole(sender, coded.round, known, now_ns)]
+        return [*effects, *self._store_version(sender, coded.round, known, now_ns)]
 
-    def _whole(self, sender: NodeId, round: int, known: Vector, now_ns: int) -> list[Effect]:
+    def _store_version(self, sender: NodeId, round: int, known: Vector, now_ns: int) -> list[Effect]:
         """Store a version as the replica if none is later; apply the change that waited for it."""
         if round <= self.replicas.get(sender, (KNOWN_TO_ALL - 1, known))[0]:
             return []

@@ -153,13 +153,13 @@ class SyncGossip(AwaitedRound[State]):
         listening = [j for j in self.company.partners if j in reachable]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
-        gone_on = [r for j, r in self.mailbox.ahead(self.round) if self._given_up_by(j, r)]
+        gone_on = [r for j, r in self.mailbox.ahead(self.round) if self._is_skipped_by(j, r)]
         if gone_on:
             effects.append(Report("skipped", max(gone_on) - self.round, max(gone_on)))
             self._go_to(max(gone_on))
         return effects
 
-    def _given_up_by(self, node: NodeId, round: int) -> bool:
+    def _is_skipped_by(self, node: NodeId, round: int) -> bool:
         return given_up(self.schedule, node, round, self.node, self.round)
 
     def ask(self, times: int) -> list[Effect]:
@@ -373,12 +373,12 @@ class FragmentGossip:
         match event:
             case Received(sender, ModelFragment() as fragment):
                 self.machine.company.check(sender, "a fragment of a model")
-                event = Received(sender, self._whole(sender, fragment))
+                event = Received(sender, self._embed_fragment(sender, fragment))
             case Received(sender, Model() as model):
                 raise self.machine.misplaced(sender, model, "a run of fragments")
         return [self._fragment(effect) for effect in self.machine.handle(event, now_ns)]
 
-    def _whole(self, sender: NodeId, fragment: ModelFragment) -> Model:
+    def _embed_fragment(self, sender: NodeId, fragment: ModelFragment) -> Model:
         """Return the model with a fragment in its place.  Raises ProtocolError for another layout."""
         part = self.fragments.part(fragment.round)
         self.layouts[part.stop - part.start].check(sender, fragment)

@@ -269,7 +269,7 @@ class Membership:
             effects += self._refuse(refusal, sender)
         for item in merged.new:
             effects += self._learned(item, before, now_ns)
-        effects += self._gone_and_back(before, now_ns) if merged.new else []
+        effects += self._report_changes(before, now_ns) if merged.new else []
         fresh += filter(self._passed_on, merged.new)
         effects += self._spread.pass_on(self.linked, sender, fresh)
         changed = self.roster.changes_graph(before, merged.new)
@@ -323,22 +323,22 @@ class Membership:
             else [*self._suspected(verdict, now_ns), *self._detector.ask(node, now_ns)]
         )
 
-    def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
+    def _report_changes(self, before: Roster, now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
         were, are = before.excluded(), self.roster.excluded()
         for node in sorted(are - were - {self.node}):
-            effects += self._gone(node, now_ns)
+            effects += self._report_gone(node, now_ns)
         for node in sorted(were - are - {self.node} - self.roster.revoked.keys()):
             refuted = self.roster.entries[node].incarnation > before.entries[node].incarnation
-            effects += self._back_again(node, refuted=refuted)
+            effects += self._report_return(node, refuted=refuted)
         return effects
 
-    def _gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
+    def _report_gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
         judges = [verdict.by for verdict in self.roster.standing(node)]
         report = self._report("gone", {"node": node, "until": self.roster.end(node), "judges": judges})
         return [report, PeerGone(node), self._partition.lost(node, now_ns)]
 
-    def _back_again(self, node: NodeId, *, refuted: bool) -> list[Outcome]:
+    def _report_return(self, node: NodeId, *, refuted: bool) -> list[Outcome]:
         effects: list[Outcome] = [self._report("refuted", node)] if refuted else []
         if node in self.linked:
             effects.append(PeerJoined(node, self.lives.get(node, 0)))

@@ -178,12 +178,12 @@ class Roster:
         return min(ends, default=LAST_ROUND)
 
     def takes_part(self, node: NodeId, round: int) -> bool:
-        return self._there(node, round) and node not in self.out(round)
+        return self._is_member(node, round) and node not in self.out(round)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
         """Return the participants of `round`, ascending."""
         out = self.out(round)
-        return tuple(node for node in sorted(self.entries) if node not in out and self._there(node, round))
+        return tuple(node for node in sorted(self.entries) if node not in out and self._is_member(node, round))
 
     def present(self) -> tuple[NodeId, ...]:
         """Return the members that are neither gone nor leaving nor revoked, ascending."""
@@ -212,7 +212,7 @@ class Roster:
         entry = self.entries.get(node)
         return (entry.since, entry.until) if entry and node not in self.revoked else None
 
-    def _there(self, node: NodeId, round: int) -> bool:
+    def _is_member(self, node: NodeId, round: int) -> bool:
         entry = self.entries.get(node)
         if entry is None or node in self.revoked:
             return False
@@ -235,7 +235,7 @@ class Roster:
             node: tuple(one for one in judges if one.until <= round and one.by not in left)
             for node, judges in self._standing.items()
         }
-        there = {node for node in self.entries if self._there(node, round)}
+        there = {node for node in self.entries if self._is_member(node, round)}
         if self.own in self.entries and self.own not in left:  # a joiner will be asked for its verdict too
             there.add(self.own)
         return excluded(standing, self._mute, frozenset(there), self.own)

@@ -209,13 +209,13 @@ class ParameterServer:
         worker = sender in self.workers.workers
         match message:
             case PieceTaken() | ChunksAsked() | ChunksHere() if sender in self.links:
-                return self._of_pieces(sender, message, now_ns)
+                return self._handle_transfer(sender, message, now_ns)
             case ShardPush() | CodedPush() if worker and self.width is None:
                 return self._pushed(sender, message, now_ns)
             case ShardPull() if worker and self.width is None:
                 return self._pulled(sender, message, None, now_ns)
             case RowKeys() | SomeKeys() | RowPull() | RowPush() | NoRows() if worker and self.width is not None:
-                return self._of_rows(sender, message, now_ns)
+                return self._handle_rows(sender, message, now_ns)
             case Leaving(round) if worker:
                 self.workers.leave(sender)
                 self._forget(sender)
@@ -235,7 +235,9 @@ class ParameterServer:
         text = f"a {type(message).__name__} of {sender}, which sends no such message"
         raise ProtocolError(f"server {self.node}: {text}", peer=sender)
 
-    def _of_pieces(self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int) -> list[Effect]:
+    def _handle_transfer(
+        self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int
+    ) -> list[Effect]:
         worker, link = sender in self.workers.workers, self.links[sender]
         if isinstance(word, ChunksAsked):
             return link.handle(word, now_ns)
@@ -309,7 +311,7 @@ class ParameterServer:
 
     # --- pushes and pulls -----------------------------------------------------------------------------------------
 
-    def _of_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
+    def _handle_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
         """Handle a message on rows; request its keys if they are not stored."""
         if message.epoch != self.epoch:
             return []

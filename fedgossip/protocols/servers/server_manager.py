@@ -276,7 +276,7 @@ class ServerManager:
         if self.tenure.whole or not {*self.tenure.servers, *self.tenure.joining} <= self.ready:
             return []
         self.whole, self.tenure = self.tenure.servers, replace(self.tenure, whole=True)
-        return [self._kept(), *self._send_tenure()]
+        return [self._make_checkpoint(), *self._send_tenure()]
 
     def _keepers(self, shard: Shard) -> set[NodeId]:
         return {*shard.keepers(self.tenure.servers, self.tenure.joining, self.placement.copies)}
@@ -322,12 +322,12 @@ class ServerManager:
             owner = {*shard.holders(servers, 1)} if anew else set()
             self.holding[shard.number] = (sure | owner) & self._keepers(shard)
         self.taken, self.blank, self.ready, self.answering = set(), set(), set(), set()
-        kept = self._kept()
+        kept = self._make_checkpoint()
         report = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
         return [kept, report, *few, *self._send_tenure()]
 
-    def _kept(self) -> Checkpoint:
+    def _make_checkpoint(self) -> Checkpoint:
         now, lives = self.tenure, [self.lives[server] for server in self.all]
         facts = {"epoch": now.epoch, "servers": list(now.servers), "joining": list(now.joining), "lives": lives}
         return Checkpoint(0, {"x": self.initial}, {**facts, "whole": list(self.whole)}, durable=True)

@@ -166,7 +166,7 @@ class PushPullWorker:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no server", peer=sender)
         match message:
             case Pulled() | CodedPulled() | RowsPulled():
-                effects = self._given(sender, message, now_ns)
+                effects = self._handle_piece(sender, message, now_ns)
                 self._heard_ns[sender] = now_ns
                 return effects
             case PullHeld(epoch, number, clock):
@@ -397,7 +397,7 @@ class PushPullWorker:
             wait_ns = min(wait_ns, usual_ns << self._hurried)
         return [SetTimer(("ask", self._asks), wait_ns)]
 
-    def _given(self, sender: NodeId, piece: PulledPiece, now_ns: int) -> list[Effect]:
+    def _handle_piece(self, sender: NodeId, piece: PulledPiece, now_ns: int) -> list[Effect]:
         if piece.epoch != self.epoch:
             return []
         wanted = self.wanted if self.phase == "pulling" and self.parts.ready else None

@@ -309,7 +309,7 @@ class ShardCopies:
         if not to:
             return []
         messages = copy_messages(self.epoch, number, self.numbers[number], clocks, self.schema)
-        return self._sent(to, messages, now_ns)
+        return self._send(to, messages, now_ns)
 
     def changed(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Count an applied change, and send it to the keepers."""
@@ -317,9 +317,9 @@ class ShardCopies:
         if not self.keepers.get(number):
             return []
         messages = change_messages(self.epoch, number, at, change, self.schema)
-        return self._sent(self.keepers[number], messages, now_ns)
+        return self._send(self.keepers[number], messages, now_ns)
 
-    def _sent(self, to: Sequence[NodeId], messages: Sequence[ChangeMessage | CopyMessage], now_ns: int) -> list[Effect]:
+    def _send(self, to: Sequence[NodeId], messages: Sequence[ChangeMessage | CopyMessage], now_ns: int) -> list[Effect]:
         links = [self.links[keeper] for keeper in to]
         return [effect for message in messages for link in links for effect in link.send(message, now_ns)]
 
@@ -345,7 +345,7 @@ class ShardCopies:
                 return [self._took(sender, message)]
         self._arriving.pop(place, None)
         if isinstance(message, CopyMessage):
-            self._become(number, message, whole)
+            self._overwrite(number, message, whole)
         else:
             self._early[place] = ShardChange(message.clock, message.rate, message.workers, whole)
         self._make(number)
@@ -354,7 +354,7 @@ class ShardCopies:
     def _took(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> Send:
         return self.links[sender].took(PieceTaken(*message.name))
 
-    def _become(self, number: int, message: CopyMessage, whole: Whole) -> None:
+    def _overwrite(self, number: int, message: CopyMessage, whole: Whole) -> None:
         become(self.here[number], message, whole)
         self.numbers[number] = message.number
         self.current.add(number)

@@ -274,7 +274,7 @@ def test_one_whose_numbers_cannot_be_added_is_out_at_once(
     method: str, liar: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No deadline is waited for, no round is counted twice, and the others end with all rounds and one model."""
-    sent = ChunkExchange._sent
+    sent = ChunkExchange._send_chunks
 
     def lying(self: ChunkExchange, chunks: Sequence[Chunk], round: int, now_ns: int) -> Any:
         if self.group.node == liar and round >= 5:
@@ -282,7 +282,7 @@ def test_one_whose_numbers_cannot_be_added_is_out_at_once(
         return sent(self, chunks, round, now_ns)
 
     quiet = simulate(quadratic(4, method)).summary["seconds"]
-    monkeypatch.setattr(ChunkExchange, "_sent", lying)
+    monkeypatch.setattr(ChunkExchange, "_send_chunks", lying)
     run = simulate(quadratic(4, method, parallel={"start_timeout": 2.0}))
     others = [node for node in range(4) if node != liar]
     assert run.summary["status"] == "partial"

@@ -171,7 +171,7 @@ def test_bits_over_sockets_are_those_of_the_simulator() -> None:
 
 @pytest.mark.parametrize("codec", ["int8:16", "random-k:0.25"])
 def test_one_whose_payload_cannot_be_decoded_is_out_at_once(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = ChunkExchange._sent
+    sent = ChunkExchange._send_chunks
 
     def lying(self: ChunkExchange, chunks: Sequence[Chunk], round: int, now_ns: int) -> Any:
         if self.group.node == 2 and round >= 5:
@@ -179,7 +179,7 @@ def test_one_whose_payload_cannot_be_decoded_is_out_at_once(codec: str, monkeypa
             chunks = [replace(one, vector=frozen(bad)) for one, bad in zip(chunks, wrong, strict=True)]
         return sent(self, chunks, round, now_ns)
 
-    monkeypatch.setattr(ChunkExchange, "_sent", lying)
+    monkeypatch.setattr(ChunkExchange, "_send_chunks", lying)
     run = simulate(coded(codec, parallel={"start_timeout": 2.0}))
     assert run.summary["status"] == "partial"
     assert len({digest([run.vectors[node]]) for node in (0, 1, 3)}) == 1  # type: ignore[list-item]
