@@ -190,7 +190,7 @@ class RowWriter:
 
     def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
         """Append rows, in one piece if it fits.  Yield events as `write` returns them."""
-        if not self._dropped and self._append(self._encoder.encode_lines(rows)):
+        if not self._dropped and self._append_lines(self._encoder.encode_lines(rows)):
             self._place = _place_of(rows[-1])
             return
         for row in rows:
@@ -215,9 +215,9 @@ class RowWriter:
         return event
 
     def _append(self, row: Row) -> bool:
-        return self._append(self._encoder.encode(row) + b"\n")
+        return self._append_lines(self._encoder.encode(row) + b"\n")
 
-    def _append(self, lines: bytes) -> bool:
+    def _append_lines(self, lines: bytes) -> bool:
         """Append whole lines; return False if they did not fit: the file is unchanged."""
         written = 0
         try:
