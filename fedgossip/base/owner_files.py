@@ -124,6 +124,7 @@ def keys_folder() -> Path:
     here = getattr(os, "getuid", lambda: 0)()
     wanted = state / "fedgossip" / "keys"
     failure: OSError = PermissionError(errno.EACCES, "others can read this folder")
+    # in containers and batch jobs the home is often missing or read-only
     for path in (wanted, Path(tempfile.gettempdir()) / f"fedgossip-{here}" / "keys"):
         try:
             made(path)

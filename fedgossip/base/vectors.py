@@ -159,6 +159,7 @@ def _linear_of_numpy(first: np.ndarray, terms: Sequence[tuple[Factor, Vector]]) 
     for factor, vector in rest:
         if _is_one(factor):
             running = np.add(running, vector, out=total)
+        # the bits of adding the product with -1, without the product
         elif _is_one(-factor):
             running = np.subtract(running, vector, out=total)
         else:

@@ -118,6 +118,7 @@ class Meter:
             return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
         row = self.mixed(effect.round, now_ns, mixing_ns, None)
         row.staleness = effect.staleness
+        # waiting bytes belong to this round, not to the later one in which they are sent
         more, self._owed = effect.waiting_bytes - self._owed, effect.waiting_bytes
         row.payload_sent = max(0, row.payload_sent + more)
         row.bytes_sent = max(row.payload_sent, row.bytes_sent + more)

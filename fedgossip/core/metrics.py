@@ -363,6 +363,7 @@ class Network:
     def _evaluate_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the metrics of the mean and of the `unknown` vectors; equal vectors are evaluated once."""
         first = there[0]
+        # after an exact mean all vectors are equal, and an evaluation is slow
         if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
             (found,) = self._evaluate([first])
             return [found] * (1 + len(unknown))

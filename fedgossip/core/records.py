@@ -256,6 +256,7 @@ def renamed(record: Any) -> Any:
 
 def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
     """Decode the row of a line.  Raises UnreadableError."""
+    # rows of this release have no such key: most lines are decoded once
     if b'"accuracy' not in line:
         return from_json(decoder, line)
     named = renamed(from_json(_ANY, line))  # the row's own keys alone: a logged number may have this name

@@ -169,6 +169,7 @@ class SimulatedNetwork:
             arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
         link = sender, to
         last = self._last_arrival.get(link, -1)
+        # a link keeps the order of its messages, as a connection does, also with jitter
         if arrival <= last:
             arrival = last + 1
         self._last_arrival[link] = arrival
@@ -178,6 +179,7 @@ class SimulatedNetwork:
         """Reserve the downlink of `to` from `head_ns`; return the arrival."""
         busy = self._receiving[to] = [one for one in self._receiving[to] if one[1] > now_ns]
         place = 0
+        # any transfer fits before the last, infinite span, so the loop ends with a break
         for place, (begins, ends) in enumerate((*busy, (sys.maxsize, sys.maxsize))):  # noqa: B007
             if head_ns + takes_ns <= begins:
                 break

@@ -386,6 +386,7 @@ class FollowedPeers:
     def models(self) -> list[Vector]:
         """Range of the peers' models: the finer result, the coarser one, and its mirror image about the finer one."""
         fine, coarse = self.fine.model, self._coarse.model
+        # the error of the coarser result has an unknown sign; its mirror image covers the other one
         return [fine, coarse, linear((2, fine), (-1, coarse))]
 
     def take(self, away: Vector, answer: Vector) -> None:

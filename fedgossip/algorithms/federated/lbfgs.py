@@ -100,6 +100,7 @@ class LBFGS:
             after = self._gradient_step(state, aggregate.round)
         else:
             after = _next_try(state, slope)
+        # the last model must not be a trial point that no gradient has tested
         return replace(after, x=after.base) if aggregate.round == self.rounds - 1 else after
 
     def failures(self, state: LineState) -> Mapping[str, object] | None:
@@ -127,6 +128,7 @@ def _accepted(state: LineState, gradient: Vector) -> LineState:
     step, change = state.x - state.base, gradient - state.gradient
     curvature = _dot(step, change)
     kept = replace(state, base=state.x, gradient=gradient, failed=0, largest=max(state.largest, norm(gradient)))
+    # a pair without positive curvature would make H indefinite
     if not state.slope or not curvature > float(np.finfo(np.float64).eps) * norm(change) ** 2:
         return kept
     shape, full = (HISTORY, step.size), state.pairs == HISTORY
@@ -160,10 +162,12 @@ def _next_try(state: LineState, slope: float) -> LineState:
         state = replace(state, low=state.length, low_slope=slope)
     else:
         state = replace(state, high=state.length, high_slope=slope)
+    # no upper end of the bracket yet: only a longer step can find one
     if not state.high:
         return _move_to(replace(state, tries=state.tries + 1), 4.0 * state.length)
     width = state.high - state.low
     zero = state.low - state.low_slope * width / (state.high_slope - state.low_slope)
+    # a tenth from both ends, or the secant step stalls at one of them
     inside = min(max(zero, state.low + 0.1 * width), state.high - 0.1 * width)
     return _move_to(replace(state, tries=state.tries + 1), inside)
 

@@ -189,6 +189,7 @@ class ChunkLink:
         """Record a received chunk; return its acknowledgement."""
         self._here.pop(word.name, None)
         self._here[word.name] = None
+        # the sender has at most WINDOW chunks in transfer, so no query names one this old
         if len(self._here) > 2 * WINDOW:
             del self._here[next(iter(self._here))]
         return Send(self.to, word)
@@ -202,8 +203,10 @@ class ChunkLink:
         there = self._under_way.pop(name, None)
         if there is None:
             return []
+        # Karn's rule: the acknowledgement of a repeated chunk may be of either sending
         if there.once:
             self.round_trips.record(now_ns - there.sent_ns)
+        # a link keeps the order, so a chunk sent before an acknowledged one is lost
         lost = [one for one in self._under_way.values() if one.order < there.order]
         return self._go_on(lost, now_ns)
 

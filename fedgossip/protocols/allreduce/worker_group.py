@@ -376,6 +376,7 @@ class Regroup:
         if len(set(digests.values())) < 2:
             return []
         ((most, count),) = Counter(digests.values()).most_common(1)
+        # without a majority nothing shows that this worker's model is the wrong one
         right = most if 2 * count > len(digests) else digests.get(self.node)
         return [node for node, digest in digests.items() if digest != right]
 

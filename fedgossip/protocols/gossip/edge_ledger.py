@@ -62,6 +62,7 @@ class Edge:
         of, times, at_ns = self.helped
         if of != round:
             times = 0
+        # the wait stops doubling at eight times, or a long outage would delay the repair as long again
         elif now_ns < at_ns + again_ns * 2 ** min(times - 1, 3):
             return False
         self.helped = round, times + 1, now_ns
@@ -88,6 +89,7 @@ class Edge:
                 self.open.counted = True
             elif round > self.open.round:
                 self.open = None
+        # a later account that does not list round `used` as missing: the partner has that model
         if round > self.used != missing:
             self.confirmed = True
 
@@ -159,6 +161,7 @@ class EdgeLedger:
             edge = self.edges.get(to) or self.edge(to)
             edge.offer(round)
             account = edge.used, edge.missing
+            # one object for all receivers with equal accounts: its header is encoded once
             model = made.get(account)
             if model is None:
                 model = made[account] = Model(round, self.schema, vectors, *account, self.views[round])
