@@ -224,7 +224,7 @@ def _counted(content: dict[str, Any], workers: int, dim: int, judge: Any = None)
     content |= {"task": {"kind": "quadratic", "dim": dim, "dtype": "float64"}, "train": {"lr": 1.0}}
 
     def answer(node: NodeId, asked: Train) -> Trained:
-        (update,) = task.gradients([Job.of(node, asked)])
+        (update,) = task.gradients([Job.from_train(node, asked)])
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
     def settled(view: View) -> str:

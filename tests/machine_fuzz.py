@@ -406,7 +406,7 @@ class Stage(World):
         match effect:
             case Train(job):
                 self.trainings[node] += 1
-                (update,) = self.cast.task.train([Job.of(node, effect)])
+                (update,) = self.cast.task.train([Job.from_train(node, effect)])
                 self.push(0.05, node, Trained(job, update.difference, update.examples, update.metrics))
             case ChooseRows():
                 self.push(0.0, node, choose_rows(self.cast.task, node, effect))

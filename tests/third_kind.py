@@ -87,7 +87,7 @@ class ShardsPlan(Plan):
         return 60.0, self.experiment.shards.deadline
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        s, what = self.experiment.shards, self.roles.of(node).name
+        s, what = self.experiment.shards, self.roles.get_role(node).name
         if what == "worker":
             return (s.workers + node % s.servers,)
         return tuple(range(node - s.workers, s.workers, s.servers)) if what == "server" else ()
@@ -97,7 +97,7 @@ class ShardsPlan(Plan):
         begun = seat.initial, seat.schema
         if not near:
             return Onlooker(seat.initial)
-        if self.roles.of(seat.node).learns:
+        if self.roles.get_role(seat.node).learns:
             settings = ClientSettings(e.rounds, nanoseconds(60))
             return Client(seat.node, near[0], federated.clients, *begun, settings, seat.resumed)
         wait = nanoseconds(e.shards.deadline)

@@ -69,12 +69,12 @@ class Meter:
             self._train_began = None
         self._of_jobs.clear()
 
-    def left(self, now_ns: int) -> None:
+    def record_death(self, now_ns: int) -> None:
         """Record the death of the peer: it does not wait until it returns."""
         self.broke_off(now_ns)
         self._left = now_ns
 
-    def returned(self, now_ns: int) -> None:
+    def record_restart(self, now_ns: int) -> None:
         """Record the peer's restart."""
         if self._left is not None:
             self._away.append((self._left, now_ns))
@@ -84,13 +84,13 @@ class Meter:
         """Record a span of training, or of an evaluation outside the method: neither communication nor waiting."""
         self._busy.append((began_ns, ended_ns))
 
-    def sent(self, size: int, payload: int, times: int = 1) -> None:
+    def record_sent(self, size: int, payload: int, times: int = 1) -> None:
         """Record a message of `size` bytes, including `payload` bytes of vectors, sent to `times` receivers."""
         self.bytes_sent += times * size
         self.payload_sent += times * payload
 
-    def received(self, size: int, payload: int) -> None:
-        """Record a received message; arguments as in `sent`."""
+    def record_received(self, size: int, payload: int) -> None:
+        """Record a received message; arguments as in `record_sent`."""
         self.bytes_received += size
         self.payload_received += payload
 

@@ -31,7 +31,7 @@ _MEASURED = (
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
-def beside_score(metrics: Mapping[str, float], score: Score) -> dict[str, float | None] | None:
+def select_extra_metrics(metrics: Mapping[str, float], score: Score) -> dict[str, float | None] | None:
     """Return the metrics without a field in a row; None if there are none."""
     named = {name: value for name, value in metrics.items() if name not in ("loss", score.name)}
     return {name: float(value) if math.isfinite(value) else None for name, value in named.items()} or None
@@ -125,7 +125,7 @@ class Network:
         """Record the state before the first round."""
         there = {peer: vectors[peer] for peer in self.counted}
         for peer, vector in there.items():
-            self.before(peer, 1, vector)
+            self.record_start(peer, 1, vector)
         row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
         self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
         row.consensus_distance = consensus_distance(list(there.values()))
@@ -152,7 +152,7 @@ class Network:
         if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.outgoing[peer] = vector
 
-    def before(self, peer: int, round: int, vector: Vector) -> None:
+    def record_start(self, peer: int, round: int, vector: Vector) -> None:
         """Record `vector` as the start of the training of `peer` in the round that ends as `round`."""
         if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.before[peer] = vector
@@ -165,7 +165,7 @@ class Network:
         self.reached[peer] = row.round
         self._newest = max(self._newest, row.round)
         if vector is not None:
-            self.before(peer, row.round + 1, vector)
+            self.record_start(peer, row.round + 1, vector)
         if opened is None:
             self._bytes += row.bytes_sent
             return [row]
@@ -336,11 +336,11 @@ class Network:
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
         self._scored = total.round, total.score_averaged
-        total.metrics = beside_score(averaged, self.score)
+        total.metrics = select_extra_metrics(averaged, self.score)
         for peer, metrics in zip(unknown, each, strict=True):
             if rows[peer].score is None:
                 rows[peer].score = metrics.get(self.score.name)
-            rows[peer].metrics = beside_score(metrics, self.score)
+            rows[peer].metrics = select_extra_metrics(metrics, self.score)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
     def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:

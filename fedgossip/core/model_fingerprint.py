@@ -58,7 +58,7 @@ def near(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bo
     return len(ours) == len(theirs) and all(close)
 
 
-def in_words(unlike: Sequence[str]) -> str:
+def describe_differences(unlike: Sequence[str]) -> str:
     """Return a text such as "the source of its modules and its frozen tensors"."""
     *first, last = (DIFFERS[name] for name in unlike)
     return f"{', '.join(first)} and {last}" if first else last

@@ -107,7 +107,7 @@ class Roles:
         alone = [role for role in self.all if role.counted]
         return alone[0].first if len(alone) == 1 and alone[0].count == 1 and not alone[0].learns else None
 
-    def of(self, node: NodeId) -> Role:
+    def get_role(self, node: NodeId) -> Role:
         """Return the role of a participant.  Raises ValueError for an unknown id."""
         role = self._find_role(node)
         if role is None:

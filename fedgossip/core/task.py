@@ -54,7 +54,7 @@ class Job:
             raise ValueError("terms are added to the steps of a training; a gradient has none")
 
     @classmethod
-    def of(cls, node: NodeId, asked: Train) -> Job:
+    def from_train(cls, node: NodeId, asked: Train) -> Job:
         """Return the job for a machine's `Train`."""
         of_gradients = asked.gradient, asked.accumulate, asked.stretches, asked.keys
         return cls(node, asked.job, asked.vector, asked.terms, asked.tested, *of_gradients)
@@ -441,7 +441,7 @@ def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floa
     return {one.name: vector[one.start : one.stop].reshape(one.shape) for one in segments_of(task)}
 
 
-def whole_model_of(task: LocalTask, vector: Vector, node: NodeId | None = None) -> WholeModel:
+def export_whole_model(task: LocalTask, vector: Vector, node: NodeId | None = None) -> WholeModel:
     """Return the exported model of a vector; its tensors alone for a task without an export."""
     if isinstance(task, UsableTask):
         return task.whole_model(vector, node)
@@ -473,6 +473,6 @@ class WholeModel:
     document: tuple[str, bytes] | None = None
 
 
-def named(tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+def make_contiguous(tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors as contiguous arrays, for safetensors."""
     return {name: tensor.copy(order="C") for name, tensor in tensors.items()}

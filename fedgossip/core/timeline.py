@@ -2,7 +2,7 @@
 
 The simulator feeds a `TimelineLog`; its `Timeline` is stored and drawn.  Bars follow the record (`core/meter`):
 computing, else away, else sending or receiving, else waiting; a round's bars sum to its row.  For real processes
-`of_rows` makes bars from rows.
+`build_timeline` makes bars from rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Timeline(msgspec.Struct, frozen=True):
     rounds: list[RoundEnd] = []
     marks: list[FaultMark] = []
 
-    def after(self, rounds: int) -> int | None:
+    def find_end(self, rounds: int) -> int | None:
         """Return the end of that number of rounds, as `end_of`; None if the timeline ends before."""
         meanings = {mark.node: mark.what for mark in self.marks}  # the last of each
         dead = {node for node, what in meanings.items() if what == "crashed"}
@@ -89,11 +89,11 @@ class Timeline(msgspec.Struct, frozen=True):
     def whole_rounds(self) -> int:
         """Number of complete rounds within it."""
         most = max((one.round for one in self.rounds), default=0)
-        return next((round for round in range(most, 0, -1) if self.after(round) is not None), 0)
+        return next((round for round in range(most, 0, -1) if self.find_end(round) is not None), 0)
 
     def first(self, rounds: int) -> Timeline:
         """Return the part up to the end of that number of rounds, or all of a shorter timeline."""
-        until = self.after(rounds)
+        until = self.find_end(rounds)
         if until is None:
             return self
         return Timeline(
@@ -246,7 +246,7 @@ def _bars(node: NodeId, kinds: Sequence[Sequence[tuple[int, int]]], until: int) 
     return bars
 
 
-def of_rows(rows: Iterable[Row], participants: int, counted: Collection[NodeId]) -> Timeline:
+def build_timeline(rows: Iterable[Row], participants: int, counted: Collection[NodeId]) -> Timeline:
     """Return a record's bars: a round's seconds of each kind, one after the other, without messages.
 
     Raises ConfigError for rows without times, or too many participants.

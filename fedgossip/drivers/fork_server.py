@@ -152,7 +152,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             plan,
             spec["node"],
             folder,
-            identity=_identity_of(folder, kept=bool(spec.get("restarts")) or plan.roles.of(spec["node"]).logged),
+            identity=_identity_of(folder, kept=bool(spec.get("restarts")) or plan.roles.get_role(spec["node"]).logged),
             bind=spec["bind"],
             endpoints=Path(spec["endpoints"]),
             child=True,

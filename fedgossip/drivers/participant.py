@@ -120,7 +120,7 @@ def check_journalled(plan: Plan) -> None:
 
 def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT) -> Transport:
     """Return a participant's transport; a listening one binds at `bind`.  Raises NetworkError."""
-    transport = plan.roles.of(node).transport
+    transport = plan.roles.get_role(node).transport
     if transport == SERVER:
         return CoordinatorLinks(node, bind, identity)
     if transport == TIER:
@@ -138,7 +138,7 @@ def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
     with contextlib.ExitStack() as stack:
         if given.members:
             yield Made(_member(plan, node, given, given.members))
-        elif plan.roles.of(node).logged:
+        elif plan.roles.get_role(node).logged:
             yield _logged(plan, node, given, stack)
         elif plan.masks:
             ledger = given.masked or given.folder / run_format.MASKED
@@ -170,7 +170,7 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
 
 
 def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
-    role, run, spends = plan.roles.of(node).name, given.hello.experiment, plan.spends(node)
+    role, run, spends = plan.roles.get_role(node).name, given.hello.experiment, plan.spends(node)
     recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends))
     ledger = _ledger(plan, node, given, stack)
     journal = given.journal

@@ -376,7 +376,7 @@ class Host:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, message, size) if not isinstance(message, Hello):
-                self._meter.received(size, message.payload_bytes)
+                self._meter.record_received(size, message.payload_bytes)
                 self.dispatch(Received(sender, message))
             case ModelBegun(sender, account) if sender in self._greeted:
                 self.dispatch(Received(sender, account))
@@ -521,7 +521,7 @@ class Host:
 
     def _account(self) -> None:
         sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
-        self._meter.sent(sent - self._counted[0], payload - self._counted[1])
+        self._meter.record_sent(sent - self._counted[0], payload - self._counted[1])
         self._counted = sent, payload
         self._meter.carried((begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.taken())
 

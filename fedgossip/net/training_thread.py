@@ -139,7 +139,7 @@ class TrainingThread:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
         self._meter.train_began(began)  # now: the round may close meanwhile, and this is not waiting time
-        job = Job.of(self.node, asked)
+        job = Job.from_train(self.node, asked)
         self._ports.begin(job)
         update = update_in_stretches(self._task, job, self._pass_stretch)
         if update.over:

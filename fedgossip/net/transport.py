@@ -18,7 +18,7 @@ from typing import Protocol
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Account, AnyMessage, Expected, Hello, Leaving
 from fedgossip.core.meter import Span
-from fedgossip.core.model_fingerprint import in_words
+from fedgossip.core.model_fingerprint import describe_differences
 from fedgossip.net.endpoints import Endpoint, Endpoints
 
 NOBODY: NodeId = -1
@@ -159,7 +159,8 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
         if getattr(theirs, name) != getattr(ours, name):
             return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)
     if unlike := ours.likeness.unlike(theirs.likeness):
-        text = f"peer {sender} has another model: {in_words(unlike)} {'differ' if len(unlike) > 1 else 'differs'}"
+        differ = "differ" if len(unlike) > 1 else "differs"
+        text = f"peer {sender} has another model: {describe_differences(unlike)} {differ}"
         return Rejected(sender, unlike[0], f"{text}, behind {' and '.join(changed)}" if changed else text, SAME_CODE)
     return None
 

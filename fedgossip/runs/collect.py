@@ -122,7 +122,7 @@ class Collector:
         vectors = {name: frozen(vector) for name, vector in load(content).items()}
         path.unlink()
         if "before" in vectors:
-            self.record.before(node, round, vectors["before"])
+            self.record.record_start(node, round, vectors["before"])
         if "outgoing" in vectors:  # missing for an asynchronous peer, without mixing rounds
             self.record.outgoing(node, round, vectors["outgoing"])
         return vectors["mixed"]

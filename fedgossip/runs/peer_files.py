@@ -29,7 +29,7 @@ from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
-from fedgossip.core.metrics import beside_score
+from fedgossip.core.metrics import select_extra_metrics
 from fedgossip.core.records import PeerRow, RowWriter
 from fedgossip.core.run_format import COUNTS, ENDED, MODEL, MODEL_BEST, ROWS, SNAPSHOTS, VECTOR
 from fedgossip.core.task import LocalTask
@@ -169,7 +169,7 @@ class PeerFiles:
         if self._scored != round:
             metrics = self.task.evaluate([vector])[0]
             self._scored, self._last = round, metrics.get(self._score.name)
-            self._beside = beside_score(metrics, self._score)
+            self._beside = select_extra_metrics(metrics, self._score)
         return self._last
 
     def _compare(self, round: int, score: float | None, model: Vector | None) -> None:

@@ -54,7 +54,7 @@ from fedgossip.core.run_format import (
     SUMMARY,
 )
 from fedgossip.core.run_summary import ForecastFacts, RunSummary
-from fedgossip.core.task import LocalTask, whole_model_of
+from fedgossip.core.task import LocalTask, export_whole_model
 from fedgossip.data.custom import ALLOW
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import model_files
@@ -347,7 +347,7 @@ def save_model(
     folder: Path, task: LocalTask, vector: Vector, node: NodeId | None = None, *, score: Mapping[str, Any]
 ) -> None:
     """Write a model's folder: of `node` with its local parts, or of all.  Raises NotWrittenError."""
-    model = whole_model_of(task, vector, node)
+    model = export_whole_model(task, vector, node)
     try:
         model_files.write_model(
             folder, model, write_whole, schema=task.schema, node=node, score=score, versions=compose.versions()

@@ -183,10 +183,10 @@ def _sizes_of(rounds: Rounds, invite: Invite, contribution: PreparedContribution
 
 def _exchanged(standing: Standing, node: NodeId, down: tuple[int, int], up: tuple[int, int]) -> None:
     client, coordinator = standing.meters[node], standing.meters[-1]
-    client.received(*down)
-    client.sent(*up)
-    coordinator.sent(*down)
-    coordinator.received(*up)
+    client.record_received(*down)
+    client.record_sent(*up)
+    coordinator.record_sent(*down)
+    coordinator.record_received(*up)
 
 
 def _work(update: Update, model: Vector, rounds: Rounds, node: NodeId, number: int) -> Work:

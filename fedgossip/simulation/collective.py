@@ -180,8 +180,8 @@ def _reduced(
         there = wire_bytes(chunk_message(0, round, one, schema))
         back = wire_bytes(ChunkTaken(*place))
         for source, to, size, payload in ((sender, one.peer, there, one.vector.nbytes), (one.peer, sender, back, 0)):
-            meters[source].sent(size, payload)
-            meters[to].received(size, payload)
+            meters[source].record_sent(size, payload)
+            meters[to].record_received(size, payload)
         more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
         under_way.extend((one.peer, chunk) for chunk in more)
     return ranks[0].mean
@@ -247,5 +247,5 @@ def _copied(owner: Meter, keeper: Meter, shard: Shard, clock: int, part: Vector,
 def _count(one: Meter, other: Meter, out: Sequence[Message], back: Sequence[Message]) -> None:
     for sender, to, messages in ((one, other, out), (other, one, back)):
         for message in messages:
-            sender.sent(wire_bytes(message), message.payload_bytes)
-            to.received(wire_bytes(message), message.payload_bytes)
+            sender.record_sent(wire_bytes(message), message.payload_bytes)
+            to.record_received(wire_bytes(message), message.payload_bytes)

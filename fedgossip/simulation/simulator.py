@@ -279,7 +279,7 @@ class Simulator:
         known = self.connections.lives
         if known and lives[0] < known.get((node, event.sender), 0):
             return  # the message was held back since before the sender died, and its connection is gone
-        self._meters[node].received(*cost)
+        self._meters[node].record_received(*cost)
         self._handle(node, event)
 
     def _fire(self, node: NodeId, event: Fired, sequence: int, *_: object) -> None:
@@ -333,7 +333,7 @@ class Simulator:
             if self.seat is not None and self.machines[to] is VACANT:
                 self._fill(to)
             if message is not received.message:
-                self._meters[node].sent(*cost, times)
+                self._meters[node].record_sent(*cost, times)
                 received, cost, times = Received(node, message), self._priced(message), 0
             times += 1
             if cost[1]:
@@ -342,7 +342,7 @@ class Simulator:
                 self.connections.wait(link, received, cost)
             else:
                 self._carry(link, received, cost)
-        self._meters[node].sent(*cost, times)
+        self._meters[node].record_sent(*cost, times)
 
     def _carry(self, link: Link, received: Received, cost: Cost) -> None:
         (sender, to), (size, payload), now_ns = link, cost, self.now_ns
@@ -378,7 +378,7 @@ class Simulator:
     def _train(self, node: NodeId, asked: Train) -> None:
         self._meters[node].train_began(self.now_ns)
         self.timeline.train_began(node, self.now_ns)
-        job = Job.of(node, asked)
+        job = Job.from_train(node, asked)
         if self._restarts:
             begin_training(self.task, job, self._begun)
         self._training.submit(job)
@@ -536,7 +536,7 @@ class Simulator:
         self.dead.add(node)
         self._asleep.pop(node, None)
         self._training.forget(node)
-        self._meters[node].left(self.now_ns)
+        self._meters[node].record_death(self.now_ns)
         self._befell(node, "crashed")
         if back_ns is not None:
             self._push(back_ns, node, Restart())
@@ -568,7 +568,7 @@ class Simulator:
 
     def _begin(self, node: NodeId) -> None:
         self.dead.discard(node)
-        self._meters[node].returned(self.now_ns)
+        self._meters[node].record_restart(self.now_ns)
         self._handle(node, Started())
         for other in self.connections.known[node]:
             self._push(self.now_ns + self.network.latency_ns(other, node), node, Look(other))

@@ -18,7 +18,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core import wire
 from fedgossip.core.messages import Hello
-from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness, in_words
+from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness, describe_differences
 from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.dataset import Dataset, from_arrays
 from fedgossip.learning.one_model.flat import Layout
@@ -182,7 +182,7 @@ def _changed(changes: Any) -> Hello:
 
 
 def test_all_that_differs_is_named() -> None:
-    assert in_words((CODE, FROZEN, PROBE)).count(",") == 1
+    assert describe_differences((CODE, FROZEN, PROBE)).count(",") == 1
 
 
 def test_a_hello_crosses_the_wire_whole_and_no_longer_row_of_numbers_does() -> None:

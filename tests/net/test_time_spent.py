@@ -171,8 +171,8 @@ def test_the_larger_direction_of_a_node_counts_and_the_lowest_id_of_equal_ones()
     rows: list[Row] = []
     for peer, (sent, received) in enumerate([(1, 9), (5, 5), (9, 1)]):
         meter = Meter(peer)
-        meter.sent(100, sent)
-        meter.received(100, received)
+        meter.record_sent(100, sent)
+        meter.record_received(100, received)
         rows.append(meter.mixed(1, 0, 0, None))
     links = {(0, 1): 3, (2, 0): 8, (1, 2): 8}
     assert busiest(rows, links) == {"node": 0, "bytes": 9, "link": [1, 2], "link_bytes": 8}

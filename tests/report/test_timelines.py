@@ -16,7 +16,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.cli.lab.timeline import timeline as command
 from fedgossip.core.records import PeerRow, read_rows
 from fedgossip.core.run_format import ROWS, TIMELINE
-from fedgossip.core.timeline import ITEMS, Timeline, TimelineLog, chrome_trace, of_rows, read_timeline
+from fedgossip.core.timeline import ITEMS, Timeline, TimelineLog, build_timeline, chrome_trace, read_timeline
 from fedgossip.drivers.simulate import simulate, simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
@@ -173,7 +173,7 @@ def test_a_run_stores_its_first_rounds_and_the_report_shows_them(tmp_path: Path)
 def test_the_record_alone_gives_bars_without_arrows(tmp_path: Path) -> None:
     simulate({**COMMON, **RUNS["star"]}, out=tmp_path / "run")
     stored = read_timeline(tmp_path / "run")
-    told = of_rows(read_rows(tmp_path / "run" / ROWS), 4, range(4))
+    told = build_timeline(read_rows(tmp_path / "run" / ROWS), 4, range(4))
     assert stored is not None and not told.messages
     for node in range(4):
         begin = next(bar.began for bar in stored.bars if bar.node == node)

@@ -80,7 +80,7 @@ def _of_run(folder: Path, rounds: int) -> NamedTimeline:
     from fedgossip.base.errors import ConfigError
     from fedgossip.core import run_format
     from fedgossip.core.records import read_rows
-    from fedgossip.core.timeline import SIMULATE, of_rows, read_timeline
+    from fedgossip.core.timeline import SIMULATE, build_timeline, read_timeline
     from fedgossip.report.page.reading import read_run
     from fedgossip.report.page.timeline import NamedTimeline
 
@@ -88,11 +88,11 @@ def _of_run(folder: Path, rounds: int) -> NamedTimeline:
     run = read_run(folder)
     if run.summary.driver == "stacked":
         raise ConfigError(f"{folder}: the run recorded no times: on stacked arrays nothing takes any", SIMULATE)
-    found = read_timeline(folder) or of_rows(read_rows(folder / run_format.ROWS), run.roles.n, run.roles.counted)
+    found = read_timeline(folder) or build_timeline(read_rows(folder / run_format.ROWS), run.roles.n, run.roles.counted)
     if found.participants != run.roles.n:
         advice = "The files of two runs may lie in one folder."
         raise ConfigError(f"{folder}: a timeline of {found.participants} participants, {run.roles.n} took part", advice)
-    if found.after(rounds) is None and (there := found.whole_rounds) < min(rounds, run.summary.rounds):
+    if found.find_end(rounds) is None and (there := found.whole_rounds) < min(rounds, run.summary.rounds):
         echo(f"The run recorded the times of {there} rounds; its experiment.toml gives more.", err=True)
     return NamedTimeline(run.name, found.first(rounds), [run.roles.label(node) for node in range(run.roles.n)])
 

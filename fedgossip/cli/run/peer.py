@@ -73,7 +73,7 @@ def peer(
 
     plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     if not isinstance(plan, GossipPlan):
-        one = plan.roles.of(node).name if node < plan.n else plan.roles.one
+        one = plan.roles.get_role(node).name if node < plan.n else plan.roles.one
         commands = {"coordinator": "coordinator, and fedgossip client --id K", "parallel": f"{one} --id {node}"}
         advice = f"Use fedgossip {commands.get(plan.experiment.kind, 'run')}."
         raise ConfigError(f"{experiment} is no gossip run: it has a [{plan.experiment.kind}]", advice)

@@ -77,7 +77,7 @@ class CodedContribution(Carrier):
             return ()
         return (("uint8", header.length),)
 
-    def whole(self, update: Vector) -> Contribution:
+    def make_contribution(self, update: Vector) -> Contribution:
         """Return the decoded contribution, with the vector `update`."""
         facts = self.examples, self.steps, self.loss, self.measured, self.tested
         return Contribution(self.round, self.schema, (update,), *facts)

@@ -25,7 +25,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.owner_files import made
 from fedgossip.core.run_format import MODEL, MODEL_BEST, MODEL_CODE, MODEL_FACTS, MODEL_OWN, TREES, WEIGHTS
-from fedgossip.core.task import Tensors, WholeModel, named
+from fedgossip.core.task import Tensors, WholeModel, make_contiguous
 from fedgossip.data import objectives
 from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.learning.models import architectures
@@ -99,7 +99,8 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
 
     facts = {**model.facts, **about}
     if model.document is None:
-        facts["document"], content = "", save(named(model.tensors), metadata={"schema": str(facts.get("schema", ""))})
+        schema = {"schema": str(facts.get("schema", ""))}
+        facts["document"], content = "", save(make_contiguous(model.tensors), metadata=schema)
     else:
         facts["document"], content = model.document
     made(folder)
@@ -110,7 +111,7 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
         write(folder / MODEL_CODE / name, text)
     for node, tensors in model.own.items():
         made(folder / MODEL_OWN)
-        write(folder / MODEL_OWN / f"{node:03d}.safetensors", save(named(tensors)))
+        write(folder / MODEL_OWN / f"{node:03d}.safetensors", save(make_contiguous(tensors)))
     facts |= {
         "layout": [[name, list(tensor.shape)] for name, tensor in model.tensors.items()],
         "lacks": model.lacks,

@@ -24,11 +24,11 @@ from fedgossip.core.task import (
     Segment,
     Update,
     WholeModel,
+    export_whole_model,
     give_memory,
     memory_of,
     model_likeness,
     segments_of,
-    whole_model_of,
 )
 from fedgossip.learning.personal.base import OWN, MemoryExchange, OwnModels, PersonalMethod
 from fedgossip.learning.settings import TrainSettings
@@ -189,7 +189,7 @@ class PersonalTask:
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
         """Return the model with which `node` predicts; without a node the shared one, of several clusters the first."""
         shared = self._method.shared(self._models, vector)[0]
-        return whole_model_of(self._task, shared if node is None else self.personal_model(node, vector), node)
+        return export_whole_model(self._task, shared if node is None else self.personal_model(node, vector), node)
 
     def report_to(self, write: Callable[[Report], None]) -> None:
         """See `ReportingTask`."""

@@ -216,7 +216,7 @@ class PlainRound:
             return message
         assert self.coding
         try:
-            return message.whole(self.coding.update_of(message.vectors[0], sender, message.round))
+            return message.make_contribution(self.coding.update_of(message.vectors[0], sender, message.round))
         except ProtocolError as error:
             text = f"round {self.round}: the contribution of client {sender}: {error}"
             raise ProtocolError(text, error.advice, peer=sender) from None

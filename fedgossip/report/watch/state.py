@@ -301,7 +301,7 @@ class State:
 
     def _is_spectator(self, peer: Peer) -> bool:
         """Return whether no rounds are expected of it."""
-        role = self.roles.of(peer.node) if peer.node < self.n else None
+        role = self.roles.get_role(peer.node) if peer.node < self.n else None
         return role is not None and not (role.learns or role.counted)
 
     def _has_begun(self, peer: Peer) -> bool:
