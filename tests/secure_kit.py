@@ -142,7 +142,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "verify", verify)
     patch.setattr("secure_kit.signer", stand_in)
     patch.setattr("secure_kit.roster_of", lru_cache(roster_of.__wrapped__))
-    agreed = lru_cache(1 << 16)(lambda secret, key: primitives.Agreement(secret).with_(key))
+    agreed = lru_cache(1 << 16)(lambda secret, key: primitives.Agreement(secret).agree(key))
 
     class Remembering:
         def __init__(self, secret: bytes, public: bytes) -> None:

@@ -222,7 +222,7 @@ def _locked(path: Path) -> int:
     except OSError as error:
         raise NotWrittenError(path, error) from None
     try:
-        if owner_files.taken(file):
+        if owner_files.try_lock(file):
             return file
     except OSError as error:
         os.close(file)

@@ -80,12 +80,12 @@ def like_names(names: Iterable[str]) -> list[str]:
     return next((several for several in by_word.values() if len(several) > 1), [])
 
 
-def shown(cell: str) -> str:
+def shorten(cell: str) -> str:
     """Return a cell for a message, truncated to SHOWN letters."""
     return cell if len(cell) <= SHOWN else f"{cell[: SHOWN - 3]}..."
 
 
-def with_point(cell: str) -> str:
+def advise_point(cell: str) -> str:
     """Return the advice for a number in another notation; "" for other cells."""
     bare = cell.replace(" ", "").replace("\u00a0", "").replace("\u202f", "")
     if bare.endswith("%") and is_number(bare[:-1].replace(",", ".")):

@@ -69,7 +69,7 @@ class Rows:
         """Return the rows selected by the mask [k]."""
         return self if kept.all() else Rows(frozen_keys(self.keys[kept]), frozen(self.matrix[kept].reshape(-1)))
 
-    def at(self, keys: Keys) -> Rows:
+    def select(self, keys: Keys) -> Rows:
         """Return the rows of `keys`, all of which must be present."""
         found = self.matrix[np.searchsorted(self.keys, keys)]
         return Rows(keys, frozen(found.reshape(-1)))

@@ -2,7 +2,7 @@
 
 A reader gets a regular file or an OSError at once: no pipe, no device, no oversized (or sparse) file, no link out of
 its folder, as a run directory from another person must not expose the reader's files.  A link inside is opened by its
-resolved name, folder by folder without links.  `named` follows links in the user's path.
+resolved name, folder by folder without links.  `resolve` follows links in the user's path.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INFLATED_LEAST, INFLATED_RATIO = _GIB, 100
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
-def named(path: Path | str) -> Path:
+def resolve(path: Path | str) -> Path:
     """Return the path of a user-given file, with all links resolved."""
     return Path(os.path.realpath(path))
 

@@ -82,7 +82,7 @@ def placed(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def made(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents; an existing one is unchanged.  Raises OSError."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
@@ -127,7 +127,7 @@ def keys_folder() -> Path:
     # in containers and batch jobs the home is often missing or read-only
     for path in (wanted, Path(tempfile.gettempdir()) / f"fedgossip-{here}" / "keys"):
         try:
-            made(path)
+            make_folder(path)
             facts = path.stat()
         except OSError as error:  # a home that cannot be written to
             failure = error
@@ -196,19 +196,19 @@ def opened_to_lock(path: Path) -> int:
     return os.open(path, flags, FILE)
 
 
-def taken(file: int) -> bool:
+def try_lock(file: int) -> bool:
     """Lock an open file without waiting; return False if another process holds the lock.
 
     On a file system without locks: True, with one warning.  Raises OSError.
     """
-    found = taken_if_any(file)
+    found = try_lock_if_any(file)
     if found is None:
         _warn()
     return found is not False
 
 
-def taken_if_any(file: int) -> bool | None:
-    """As `taken`; None on a file system without locks."""
+def try_lock_if_any(file: int) -> bool | None:
+    """As `try_lock`; None on a file system without locks."""
     fcntl = _module("fcntl")
     if fcntl is None:
         return _byte_taken(file)
@@ -230,7 +230,7 @@ def _warn() -> None:
         sys.stderr.write("fedgossip: this disk has no file locks: nothing keeps a second process out of a folder\n")
 
 
-def let_go(file: int) -> None:
+def unlock(file: int) -> None:
     """Release the lock of an open file, also for processes that inherited it."""
     if fcntl := _module("fcntl"):
         with contextlib.suppress(OSError):

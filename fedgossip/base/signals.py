@@ -18,7 +18,7 @@ OF_TERMINALS = tuple(number for name in ("SIGINT", "SIGHUP") if (number := getat
 """Signals of a terminal to all processes started in it: Ctrl-C, and hang-up."""
 
 
-def to_group(leader: int, number: int) -> None:
+def signal_group(leader: int, number: int) -> None:
     """Send a signal to the leader of a process group, and to the whole group.  Raises ProcessLookupError."""
     if send := getattr(os, "killpg", None):
         send(leader, number)

@@ -38,7 +38,7 @@ def init(template: str, folder: Path | None) -> None:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{place}: not empty", f"Name a new folder: fedgossip init {template} FOLDER.")
     try:
-        owner_files.made(place)
+        owner_files.make_folder(place)
         for name, content in written(template):
             owner_files.written(place / name, content)
     except OSError as error:

@@ -45,7 +45,7 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
     parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
     try:
         with (
-            outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw,
+            outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as raw,
             parquet.ParquetFile(raw) as file,
         ):
             about = file.metadata
@@ -132,7 +132,7 @@ def _split(arrow: Any, folder: Path) -> Any:
     try:
         found = []
         for name in names:
-            with outside_files.open_file(outside_files.named(folder / name), outside_files.LARGE) as source:
+            with outside_files.open_file(outside_files.resolve(folder / name), outside_files.LARGE) as source:
                 found.append(_read_stream(arrow, folder / name, source))
         table = arrow.concat_tables(found)
     except ConfigError:
@@ -195,7 +195,7 @@ def _class_names(folder: Path) -> dict[str, Sequence[str]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json_value(outside_files.read_bytes(outside_files.named(path), NAMES_MOST))
+        value = json_value(outside_files.read_bytes(outside_files.resolve(path), NAMES_MOST))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: cannot be read: {reason(error)}", SAVED) from error
     if not isinstance(value, dict):

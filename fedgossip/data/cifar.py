@@ -70,7 +70,7 @@ def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
         file = (path / inner[0] if inner else path) / name
         if file.is_file():
             try:
-                with outside_files.open_file(outside_files.named(file), outside_files.LARGE) as opened:
+                with outside_files.open_file(outside_files.resolve(file), outside_files.LARGE) as opened:
                     yield name, opened.read(LARGEST + 1)
             except OSError as error:
                 raise ConfigError(f"{file}: cannot be read: {reason(error)}", AGAIN) from error
@@ -83,7 +83,7 @@ _UNPACKED: dict[bytes, Callable[[BinaryIO], Any]] = {
 
 def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
-        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as packed:
+        with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as packed:
             begins = packed.read(6)
             packed.seek(0)
             opened = next((one for magic, one in _UNPACKED.items() if begins.startswith(magic)), None)

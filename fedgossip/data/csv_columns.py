@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.cells import is_number, number_in, shown, with_point
+from fedgossip.base.cells import advise_point, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import csv_text, office_tables
 from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration, parted
@@ -153,10 +153,10 @@ class CsvColumns:
             value = number_in(cell)
             if value is None:
                 name = self.header[column]
-                what = "nothing there" if not cell else f"{shown(cell)!r} is not a number that float32 can hold"
+                what = "nothing there" if not cell else f"{shorten(cell)!r} is not a number that float32 can hold"
                 raise ConfigError(
                     f"{self.path}, {self.where(k)}, column {name!r}: {what}",
-                    with_point(cell) or advice or _instead(name, cells),
+                    advise_point(cell) or advice or _instead(name, cells),
                 )
             found[k] = value
         return found

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from fedgossip.base import outside_files
-from fedgossip.base.cells import is_missing, is_number, with_point
+from fedgossip.base.cells import advise_point, is_missing, is_number
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import FileDeclaration
 
@@ -116,7 +116,7 @@ def title_note(path: Path, unit: str, above: Sequence[tuple[int, Sequence[str]]]
 
 def _decoded(path: Path, encoding: str) -> tuple[str, list[str]]:
     try:
-        content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
+        content = outside_files.read_bytes(outside_files.resolve(path), outside_files.LARGE)
     except OSError as error:
         why = error.strerror or error
         advice = "Is it in another folder?" if isinstance(error, FileNotFoundError) else UTF8
@@ -238,7 +238,7 @@ def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[
     at, cell = min(commas or points)
     if mark != ";":
         text = f"{path}, line {lines[at]}: {cell!r} could be {cell.replace(',', '.')} or a thousand"
-        raise ConfigError(text, f"{with_point(cell)}  Or {_DECLARE}.")
+        raise ConfigError(text, f"{advise_point(cell)}  Or {_DECLARE}.")
     if commas:
         _as_declared(path, ",", rows, lines)
     read, other = cell.replace(",", "."), re.sub("[.,]", "", cell)

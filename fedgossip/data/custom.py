@@ -284,7 +284,7 @@ def _file(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _normalised(path: Path) -> str:
-    text = outside_files.read_bytes(outside_files.named(path)).decode("utf-8-sig", "replace")
+    text = outside_files.read_bytes(outside_files.resolve(path)).decode("utf-8-sig", "replace")
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 

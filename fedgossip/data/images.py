@@ -44,7 +44,7 @@ def read(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()
     if not flat:
         raise ConfigError(f"{path}: no picture", f"Pictures end in {', '.join(ENDINGS)}.")
     size = whole(str(path), "size", options["size"], 1) if "size" in options else None
-    pictures = [(str(file), outside_files.read_bytes(outside_files.named(file))) for file, _ in flat]
+    pictures = [(str(file), outside_files.read_bytes(outside_files.resolve(file))) for file, _ in flat]
     x = stacked(pictures, mode_of(str(path), options), size)
     y = np.array([names.index(name) for _, name in flat], np.int64)
     own_test = len(files[0]) if len(files) == 2 and all(files) else None

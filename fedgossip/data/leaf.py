@@ -78,7 +78,7 @@ def _users(path: Path) -> list[tuple[str, LeafUser]]:
 
 def _content(file: Path, decoder: msgspec.json.Decoder[LeafFile]) -> LeafFile:
     try:
-        return from_json(decoder, outside_files.read_bytes(outside_files.named(file), LARGEST))
+        return from_json(decoder, outside_files.read_bytes(outside_files.resolve(file), LARGEST))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{file}: not a file of LEAF: {reason(error)}", AGAIN) from error
 

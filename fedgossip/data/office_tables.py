@@ -96,7 +96,10 @@ def read_workbook(file: TableFile) -> TableRows:
     path = file.path
     advice = "Save it as .xlsx, without a password; or as comma-separated text in UTF-8."
     try:
-        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw, warnings.catch_warnings():
+        with (
+            outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as raw,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # of extensions that openpyxl leaves out
             size = os.fstat(raw.fileno()).st_size
             _check_size(path, raw, size)
@@ -221,7 +224,7 @@ def read_statistical(file: TableFile) -> TableRows:
     options = {"encoding": file.declared.encoding} if file.declared.encoding else {}
     try:
         read = getattr(reader, STATISTICAL[path.suffix.lower()])
-        with outside_files.open_by_name(outside_files.named(path)) as name:
+        with outside_files.open_by_name(outside_files.resolve(path)) as name:
             _, about = read(name, metadataonly=True, output_format="dict", **options)
             memory = CellMemory(path, Path(name).stat().st_size)
             most = memory.cells // max(1, len(about.column_names)) + 1
@@ -263,7 +266,7 @@ two checks of it.
 def query_text(query: Path) -> str:
     """Return the text of a query.  Raises ConfigError for a file that cannot be read."""
     try:
-        return outside_files.read_bytes(outside_files.named(query), QUERY_MOST).decode("utf-8-sig")
+        return outside_files.read_bytes(outside_files.resolve(query), QUERY_MOST).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
@@ -290,8 +293,8 @@ def read_query(file: TableFile) -> TableRows:
         return int(steps > STEPS)
 
     try:
-        outside_files.check_file(outside_files.named(path))
-        address = f"file:{quote(str(outside_files.named(path)))}?mode=ro"
+        outside_files.check_file(outside_files.resolve(path))
+        address = f"file:{quote(str(outside_files.resolve(path)))}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             database.setlimit(
                 sqlite3.SQLITE_LIMIT_LENGTH, CELL_MOST

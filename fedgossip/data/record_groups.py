@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.cells import class_name, is_missing, number_in, shown
+from fedgossip.base.cells import class_name, is_missing, number_in, shorten
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
 from fedgossip.data.columns.table_schema import check_read, found_columns, refused
@@ -71,7 +71,7 @@ def group_rows(
         name = NO_GROUP if is_missing(cell) else class_name(cell)
         if name not in groups:
             known = f"The groups are {', '.join(groups[:-1])}."
-            raise refused(table, row, place, f"{shown(cell)!r} is no group that all know", known)
+            raise refused(table, row, place, f"{shorten(cell)!r} is no group that all know", known)
         found.append(groups.index(name))
     return np.array(found, np.int64)
 
@@ -107,7 +107,7 @@ def source_digest(source: str) -> str:
     if kind in OF_TABLES:
         return table_digest(CsvColumns(table_file(source)[0]))
     total = hashlib.sha256()
-    with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
+    with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as file:
         while block := file.read(BLOCK):
             total.update(block)
     return total.hexdigest()[:32]

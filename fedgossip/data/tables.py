@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.cells import class_name, is_missing, is_number, like_names, missing_labels, shown
+from fedgossip.base.cells import class_name, is_missing, is_number, like_names, missing_labels, shorten
 from fedgossip.base.errors import ConfigError, nearest, reason
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
@@ -149,7 +149,7 @@ def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[
     words = table.words(column)
     if nothing := missing_labels(set(words), known):
         row = next(row for row, word in enumerate(words) if word in nothing)
-        advice = f"Fill it, or leave that row out; if {shown(words[row])!r} is a class, write it as another word."
+        advice = f"Fill it, or leave that row out; if {shorten(words[row])!r} is a class, write it as another word."
         raise ConfigError(f"{_cell(table, row, column)} holds no label{_quoted(words[row])}", advice)
     names = [word if word in known else class_name(word) for word in words]
     if like := like_names(names):
@@ -172,7 +172,7 @@ def _cell(table: Columns, row: int, column: int) -> str:
 
 
 def _quoted(cell: str) -> str:
-    return f": {shown(cell)!r}" if cell else ""
+    return f": {shorten(cell)!r}" if cell else ""
 
 
 def _categories(table: Columns, column: int) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
     Raises ConfigError for a file without these arrays.
     """
     try:
-        arrays = outside_files.read_arrays(outside_files.named(path), ("x", "y", "groups"))
+        arrays = outside_files.read_arrays(outside_files.resolve(path), ("x", "y", "groups"))
         for name in ("x", "y"):
             if name not in arrays:
                 there = ", ".join(arrays.names)

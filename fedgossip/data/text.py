@@ -59,7 +59,7 @@ def read(path: Path, options: Mapping[str, str]) -> Dataset:
 
 def _speeches(path: Path) -> dict[str, str]:
     try:
-        text = outside_files.read_text(outside_files.named(path))
+        text = outside_files.read_text(outside_files.resolve(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {reason(error)}", "It is text in UTF-8.") from error
     spoken: dict[str, list[str]] = {}
@@ -122,7 +122,7 @@ def _counted(number: int, what: str) -> str:
 def _text_of(path: Path) -> str:
     advice = "It is text in UTF-8, a line an example."
     try:
-        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
+        with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", advice) from None

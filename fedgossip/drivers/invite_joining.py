@@ -285,7 +285,7 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
         text = f"{seats.count} that take part"
         raise ConfigError(text, f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
     _check_no_run(folder)
-    owner_files.made(folder)
+    owner_files.make_folder(folder)
     organiser = _identity(folder / ORGANISER_KEY)
     number = 1
     while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():

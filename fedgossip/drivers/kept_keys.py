@@ -52,7 +52,7 @@ def claim(folder: Path) -> None:
     Raises ConfigError for one prepared by another user, NotWrittenError and OSError.
     """
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
         facts = folder.stat()
         if os.name == "posix" and (facts.st_uid != os.getuid() or facts.st_mode & 0o002):
             raise owner_files.foreign(folder)  # empty now, but others could put files there later

@@ -119,7 +119,7 @@ def run_local_plan(
 
         with _finish_on_error(keeper):
             for folder in folders:  # some may be missing in a resumed run
-                owner_files.made(folder)
+                owner_files.make_folder(folder)
             state_plan(out, plan, task)
             made()
             measured = directory.rows() if left else ()

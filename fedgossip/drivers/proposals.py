@@ -211,7 +211,7 @@ def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
 
 def _text_of(path: Path) -> str:
     try:
-        text = outside_files.read_text(outside_files.named(path))
+        text = outside_files.read_text(outside_files.resolve(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read: {reason(error)}", "Name a graph's file in topology.graph."
@@ -223,7 +223,7 @@ def _text_of(path: Path) -> str:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
+        content = outside_files.read_bytes(outside_files.resolve(path), outside_files.LARGE)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the common test set in data.test.") from None
     if len(content) > TEST_BYTES_MAX:
@@ -382,7 +382,7 @@ def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
 def _keep(path: Path, content: bytes) -> None:
     """Write a proposal's file, unless the same one exists; no link is followed."""
     try:
-        owner_files.made(path.parent)
+        owner_files.make_folder(path.parent)
         owner_files.placed(path, content)
     except OSError as error:
         raise NotWrittenError(path, error) from None

@@ -188,7 +188,7 @@ FILE_MAX = 16 << 20
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = outside_files.read_bytes(outside_files.named(path), FILE_MAX).decode("utf-8-sig")
+        text = outside_files.read_bytes(outside_files.resolve(path), FILE_MAX).decode("utf-8-sig")
         return from_toml(text)
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()

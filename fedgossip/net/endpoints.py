@@ -190,7 +190,7 @@ def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], b
 
 def _file(path: Path) -> _File:
     try:
-        return msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _File)
+        return msgspec.convert(from_toml(outside_files.read_text(outside_files.resolve(path))), _File)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -300,7 +300,7 @@ def own_address(port: int) -> str | None:
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
     """Return the block that `keys new` wrote into the key file at `path`; None without a complete block."""
     try:
-        (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _KeyFile).peer
+        (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.resolve(path))), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):
         return None
     return peer.id, Endpoint(peer.address, peer.key, peer.verify, peer.admission, peer.signature)

@@ -95,7 +95,7 @@ class Identity:
         Raises ConfigError as `load`, and for one that no command of this user has made.
         """
         identity = cls.load(path)
-        owner_files.check_marked(path, outside_files.read_text(outside_files.named(path)), f"key {identity.public}")
+        owner_files.check_marked(path, outside_files.read_text(outside_files.resolve(path)), f"key {identity.public}")
         return identity
 
     @classmethod
@@ -104,7 +104,7 @@ class Identity:
         pair.
         """
         try:
-            mode, text = path.stat().st_mode, outside_files.read_text(outside_files.named(path))
+            mode, text = path.stat().st_mode, outside_files.read_text(outside_files.resolve(path))
         except UnicodeDecodeError:
             raise ConfigError(f"{path}: not a key pair", "Make a new one: fedgossip keys new --out NEW_FILE") from None
         except OSError as error:

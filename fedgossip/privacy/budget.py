@@ -115,17 +115,17 @@ class Budget:
         """The spent epsilon."""
         return self.account.epsilon(self.delta)
 
-    def after(self, spend: Spend) -> float:
+    def compute_total(self, spend: Spend) -> float:
         """Return the total epsilon after this spend.  Raises ConfigError for a spend of another promise."""
         self._check(spend)
         return self.account.plus(spend.mechanism).epsilon(self.delta)
 
     def allows(self, spend: Spend) -> bool:
-        return self.after(spend) <= self.max_epsilon
+        return self.compute_total(spend) <= self.max_epsilon
 
     def spend(self, spend: Spend) -> Budget:
         """Return the budget after this spend.  Raises BudgetError if it does not fit; this budget is unchanged."""
-        would = self.after(spend)
+        would = self.compute_total(spend)
         if would > self.max_epsilon:
             raise BudgetError(
                 f"the next release would bring epsilon from {self.epsilon:.4g} to {would:.4g} per {self.unit} at delta "
@@ -147,7 +147,7 @@ class Budget:
                 )
 
 
-def of_records(spend: Spend) -> Mechanism:
+def compute_record_cost(spend: Spend) -> Mechanism:
     """Return a release's cost for one record; noise for whole clients counts half: a changed record is twice as far."""
     one = spend.mechanism
     return replace(one, noise=one.noise / 2) if spend.unit == "client" else one
@@ -168,7 +168,7 @@ class TotalBudget:
 
     def spend(self, spend: Spend) -> TotalBudget:
         """Return the budget after a release.  Raises BudgetError if it does not fit; this one is unchanged."""
-        account = self.account.plus(of_records(spend))
+        account = self.account.plus(compute_record_cost(spend))
         if (would := account.epsilon(self.delta)) > self.max_epsilon:
             raise BudgetError(
                 f"the next release would bring epsilon of these records, over all runs, from {self.epsilon:.4g} to "

@@ -238,7 +238,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
 
     def _parts(self, x: Vector, mixing: RoundWeights, row: dict[NodeId, float]) -> list[Effect]:
         """Return the masked model for each neighbour; equal weights are rounded once."""
-        wholes = {weight: self.grid.whole(x, weight) for weight in set(row.values())}
+        wholes = {weight: self.grid.quantise(x, weight) for weight in set(row.values())}
         self.given = times([(wholes[weight], count) for weight, count in Counter(row.values()).items()])
         lacking = self.book.lacking
         effects: list[Effect] = []
@@ -259,7 +259,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         return masked(whole, added, [key for other, key in keys.items() if other < self.node])
 
     def _check_bound(self, x: Vector) -> None:
-        if (largest := self.grid.beyond(x)) is not None:
+        if (largest := self.grid.find_excess(x)) is not None:
             raise TrainingError(
                 f"node {self.node}, round {self.round}: a model with a weight of {largest:.6g}, beyond algorithm.bound"
                 f" = {self.grid.bound:g}",

@@ -105,7 +105,7 @@ class Recorder:
     def _transcript(self, session: int, roster: ParticipantRoster) -> Transcript:
         if self._open is None or self._open[0] != session:
             folder = self.folder / run_format.TRANSCRIPTS
-            owner_files.made(folder)
+            owner_files.make_folder(folder)
             if self._repeats:  # an earlier process has written the beginning
                 (folder / f"{session:06d}{run_format.TRANSCRIPT}").unlink(missing_ok=True)
             key = bytes.fromhex(self._identity.verify)

@@ -147,7 +147,7 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
     root = plan.roles.leader if plan.experiment.kind == "coordinator" else None
     begins = max(rounds) if root is None else rounds[root]  # clients ahead of it repeat its next round
     for folder, round in zip(folders, rounds, strict=True):
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
         cut_rows(folder / ROWS, min(round, begins))
         for path in (folder / ENDPOINT, folder / ENDED, *(folder / SNAPSHOTS).glob("*")):
             path.unlink(missing_ok=True)

@@ -111,7 +111,7 @@ class Journal:
         new = not path.exists()
         self._file = owner_files.opened_to_lock(path)
         try:
-            if not owner_files.taken(self._file):
+            if not owner_files.try_lock(self._file):
                 raise ResumeError(f"{path}: another process continues this run", "Wait until it has ended.")
             self._end = os.fstat(self._file).st_size
             if new or self._end == 0:

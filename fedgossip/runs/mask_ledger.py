@@ -62,7 +62,7 @@ class MaskLedger:
         self.path, self._run, self.new = path, run.hex(), not path.exists()
         try:
             self._file = owner_files.opened_to_lock(path)
-            free = owner_files.taken(self._file)
+            free = owner_files.try_lock(self._file)
         except OSError as error:
             raise NotWrittenError(path, error) from None
         if not free:

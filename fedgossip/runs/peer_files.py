@@ -125,7 +125,7 @@ class PeerFiles:
         try:
             self.writer = RowWriter(folder / ROWS)
             if snapshots:
-                owner_files.made(folder / SNAPSHOTS)
+                owner_files.make_folder(folder / SNAPSHOTS)
         except OSError as error:
             raise NotWrittenError(folder / ROWS, error) from None
 
@@ -236,7 +236,7 @@ def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
 def empty_folder(folder: Path) -> Path:
     """Make `folder`, or use it if it is empty.  Raises ConfigError."""
     try:
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
         empty = not any(folder.iterdir())
     except OSError as error:
         raise not_writable(folder, error) from None

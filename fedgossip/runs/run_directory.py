@@ -147,7 +147,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None, *, peers: Sequence[Path] = ()) -> None:
         try:
-            owner_files.made(path)
+            owner_files.make_folder(path)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", _advice_on(path))
             self._open(path, plan, foretold, peers=peers)
@@ -179,7 +179,7 @@ class RunDirectory:
             if foretold:
                 write_whole(path / FORECAST, encoded(foretold.forecast))
             for folder in peers:
-                owner_files.made(folder)
+                owner_files.make_folder(folder)
             describe(path, plan)
             self.writer = RowWriter(path / ROWS)
             opened.callback(self.writer.close)
@@ -250,7 +250,7 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
     Raises ConfigError, NotWrittenError.
     """
     try:
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
         writer = RowWriter(folder / ROWS)
     except OSError as error:
         raise not_writable(folder, error) from None
@@ -327,7 +327,7 @@ def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
     if isinstance(plan, FederationPlan) and plan.gives_model:
         plan_statement.write(folder / PLAN, plan_statement.statement_of(plan, task))
         if plan_statement.agrees(plan.experiment):
-            agreed = outside_files.named(plan.experiment.data.agreed)
+            agreed = outside_files.resolve(plan.experiment.data.agreed)
             write_whole(folder / AGREED, outside_files.read_bytes(agreed))
 
 
@@ -393,14 +393,14 @@ class RunLock:
     def _await(self) -> bool:
         assert self._file is not None
         until = time.monotonic() + PATIENCE_SECONDS
-        while not (free := owner_files.taken(self._file)) and time.monotonic() < until:
+        while not (free := owner_files.try_lock(self._file)) and time.monotonic() < until:
             time.sleep(0.05)
         return free
 
     def release(self) -> None:
         """Release the lock; a second call has no effect."""
         if self._file is not None:
-            owner_files.let_go(self._file)
+            owner_files.unlock(self._file)
             os.close(self._file)
             self._file = None
 

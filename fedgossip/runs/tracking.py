@@ -55,7 +55,7 @@ class CsvTracker:
     """rounds.csv in the run's folder: a line per round, a column per number; cells of rounds without it are empty."""
 
     def __init__(self, place: str, folder: Path) -> None:
-        self._path = outside_files.named(place) if place else folder / run_format.ROUNDS_CSV
+        self._path = outside_files.resolve(place) if place else folder / run_format.ROUNDS_CSV
         self._columns: list[str] = []
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:

@@ -111,7 +111,7 @@ class NoiseRule:
     honest: int
     bits: float = 0.0
 
-    def at(self, fixed: RingEncoding) -> Noise:
+    def compute_noise(self, fixed: RingEncoding) -> Noise:
         """Return the noise that each client adds to a sum of these numbers."""
         norm = rounded_norm(fixed.clip_l2 * fixed.limit / fixed.clip_inf, fixed.length)
         bit_sigma = self.bits * BIT / math.sqrt(self.honest)

@@ -155,7 +155,7 @@ class Quantised:
     fingerprint: bytes = field(repr=False)
 
     @classmethod
-    def of_sum(cls, total: Words) -> Quantised:
+    def from_sum(cls, total: Words) -> Quantised:
         """Return a coordinator's input, the sum of its clients' numbers, unchanged."""
         return cls(total, hashlib.blake2b(little(total), digest_size=16).digest())
 

@@ -103,7 +103,7 @@ class AgreedPairs:
         agreement, self._lasting = Agreement(own.secret), dict[int, Secret]()
         for other, keys in others.items():
             try:
-                self._lasting[other] = Secret(agreement.with_(keys.link))
+                self._lasting[other] = Secret(agreement.agree(keys.link))
             except ValueError:
                 advice = "Ask its owner for the key that `fedgossip keys show` prints."
                 raise ConfigError(f"the public key of peer {other} is none", advice) from None
@@ -141,7 +141,7 @@ class AgreedPairs:
         return True
 
     def take(self, key: RunKey) -> None:
-        agreed = self._fresh.with_(bytes.fromhex(key.public))
+        agreed = self._fresh.agree(bytes.fromhex(key.public))
         self._known[key.node] = key
         self._shared[key.node] = Secret(digest("gossip pair", self._lasting[key.node].read(), agreed))
 
@@ -204,12 +204,12 @@ class Grid:
         """Return the value of the integer 1; for numbers above bound / 64 finer than the step of float32."""
         return self.bound / LIMIT
 
-    def beyond(self, vector: Vector) -> float | None:
+    def find_excess(self, vector: Vector) -> float | None:
         """Return a vector's largest magnitude if beyond the bound or not finite; None for a vector within it."""
         largest = max(abs(float(vector.max())), abs(float(vector.min())))
         return None if largest <= self.bound else largest  # both comparisons fail for nan
 
-    def whole(self, vector: Vector, weight: float) -> Words:
+    def quantise(self, vector: Vector, weight: float) -> Words:
         """Return Q(weight * vector), [d], a new array.  The vector is within the bound, the weight in [0, 1]."""
         out = words_of(vector.size)
         signed, scale = out.view(np.int32), self._scale(weight)
@@ -243,7 +243,7 @@ class Grid:
         return frozen(out)
 
     def moved_rows(self, groups: RowGroups, stacked: Vector, out: Vector) -> None:
-        """Write the round's result for all nodes at once: the bits of `whole` and `moved`.  [n, d], two arrays."""
+        """Write the round's result for all nodes at once: the bits of `quantise` and `moved`.  [n, d], two arrays."""
         n, d = stacked.shape
         width = max(64, min(d, (1 << 18) // n))
         for start in range(0, d, width):

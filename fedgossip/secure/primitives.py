@@ -71,24 +71,24 @@ class Secret:
 
 def transcript(purpose: str, *parts: bytes | str | int) -> bytes:
     """Return the label, the purpose and the parts, each with its length; integers as text."""
-    pieces = [_LABELLED, named(purpose)]
+    pieces = [_LABELLED, encode_part(purpose)]
     for part in parts:
         if isinstance(part, bytes):
             size = len(part)
             pieces += (_SIZES[size] if size < _SHORT else size.to_bytes(4, "big"), part)
         else:
-            pieces.append(named(part))
+            pieces.append(encode_part(part))
     return b"".join(pieces)
 
 
 @lru_cache(maxsize=4096, typed=True)  # purposes and ids: nothing secret is text or a number
-def named(part: str | int) -> bytes:
+def encode_part(part: str | int) -> bytes:
     """Return the bytes of a text or an integer in a transcript; appended to a transcript they are one further part."""
     value = str(part).encode()
     return len(value).to_bytes(4, "big") + value
 
 
-_LABELLED = named(LABEL)
+_LABELLED = encode_part(LABEL)
 _SHORT = 256
 _SIZES = [size.to_bytes(4, "big") for size in range(_SHORT)]
 
@@ -160,7 +160,7 @@ class Agreement:
         self._secret, self._public = secret, public
         self._x25519: X25519PrivateKey | None = None
 
-    def with_(self, public: bytes) -> bytes:
+    def agree(self, public: bytes) -> bytes:
         """Return the shared 32 bytes.  Raises ValueError if they are zero: `public` is of small order."""
         if memory() is None:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
@@ -175,7 +175,7 @@ class Agreement:
         order.
         """
         if memory() is None:
-            return derived(salt, [self.with_(public) for public in publics], infos)
+            return derived(salt, [self.agree(public) for public in publics], infos)
         own = self._own
         names = [(own, public, salt, each) if own < public else (public, own, salt, each)
                  for public, each in zip(publics, infos, strict=True)]  # fmt: skip

@@ -21,7 +21,7 @@ from fedgossip.secure.primitives import (
     Secret,
     Sign,
     derive,
-    named,
+    encode_part,
     public_of,
     seal,
     transcript,
@@ -205,15 +205,15 @@ class Ended:
 @lru_cache(maxsize=128)
 def mask_infos(u: int, others: tuple[int, ...], words: int) -> list[tuple[bytes]]:
     """Return the purpose of each mask key of `u` with others; the lower of both adds, the higher subtracts."""
-    one, size = named(u), named(words)
-    return [(_MASK + (one + named(v) if u < v else named(v) + one) + size,) for v in others]
+    one, size = encode_part(u), encode_part(words)
+    return [(_MASK + (one + encode_part(v) if u < v else encode_part(v) + one) + size,) for v in others]
 
 
 @lru_cache(maxsize=128)
 def seal_infos(u: int, others: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
     """Return the purposes of two keys with each other: for the shares of the lower, and for those of the higher."""
-    one = named(u)
-    both = [(one, named(v)) if u < v else (named(v), one) for v in others]
+    one = encode_part(u)
+    both = [(one, encode_part(v)) if u < v else (encode_part(v), one) for v in others]
     return [(_SEAL + low + high, _SEAL + high + low) for low, high in both]
 
 
@@ -258,7 +258,7 @@ def pair_keys(sid: bytes, own: OwnKeys, keys: Mapping[int, Keys], words: int) ->
 def sealed(sid: bytes, me: int, seals: Mapping[int, bytes], pairs: Mapping[int, bytes]) -> Sealed:
     """Return each neighbour's shares under the seal for it alone, bound to the session, the sender and the receiver."""
     mine = transcript("share", sid, me)
-    plains, bound = [pairs[v] for v in seals], [mine + named(v) for v in seals]
+    plains, bound = [pairs[v] for v in seals], [mine + encode_part(v) for v in seals]
     return tuple(zip(seals, seal([*seals.values()], plains, bound), strict=True))
 
 
@@ -274,8 +274,8 @@ def opened(sid: bytes, me: int, held: Sharing, message: Sealed) -> SharePairs:
     if len(set(owners)) < len(owners):
         v = next(v for v in owners if owners.count(v) > 1)
         raise RoundAbandoned(Reason.TWICE, f"shares of {v} twice", peer=v, stage=Stage.MASKED)
-    share, mine = transcript("share", sid), named(me)
-    bound = [share + named(v) + mine for v in owners]
+    share, mine = transcript("share", sid), encode_part(me)
+    bound = [share + encode_part(v) + mine for v in owners]
     pairs = [held.own.read()]
     plains = unseal([openers[v] for v in owners], [text for _, text in message], bound)
     for v, plain in zip(owners, plains, strict=True):

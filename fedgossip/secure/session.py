@@ -69,7 +69,7 @@ class ParticipantRoster:
                 raise RoundAbandoned(Reason.ROSTER, f"member {place} has not signed its entry", peer=place)
 
     @classmethod
-    def drawn(cls, members: Sequence[RosterMember], hash: bytes) -> ParticipantRoster:
+    def make_simulated(cls, members: Sequence[RosterMember], hash: bytes) -> ParticipantRoster:
         """Return the roster of a simulation: `members` may be made when they are read, so nothing is checked."""
         roster = object.__new__(cls)
         object.__setattr__(roster, "members", members)
@@ -87,7 +87,7 @@ class ParticipantRoster:
             members = self.members[:count]
             content = (part for member in members for part in (member.content(), member.signature))
             hash = digest("roster", *content) if isinstance(members, tuple) else digest("drawn", self.hash, count)
-            self._parts[count] = ParticipantRoster.drawn(members, hash)
+            self._parts[count] = ParticipantRoster.make_simulated(members, hash)
         return self._parts[count]
 
     def identity(self, member: int) -> bytes:
@@ -305,7 +305,7 @@ class Policy:
         clip_fits = 0 < d.clip_l2 <= mine.clip_inf if self.adaptive else d.clip_l2 == mine.clip_l2
         if not clip_fits or (d.clip_inf, d.q_bits, d.weight_max) != (mine.clip_inf, mine.q_bits, mine.weight_max):
             raise _refuse(Reason.POLICY, "other clipping, bits or weights than pinned here")
-        if d.dp != (self.rule.at(self.numbers(d)) if self.rule else NO_NOISE):
+        if d.dp != (self.rule.compute_noise(self.numbers(d)) if self.rule else NO_NOISE):
             raise _refuse(Reason.POLICY, "other noise than pinned here")
         if d.task_id != self.task_id or d.n_min < self.n_min or len(d.cohort) > self.cohort_max:
             raise _refuse(

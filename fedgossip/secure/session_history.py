@@ -139,7 +139,7 @@ class Past:
             self._forget(fingerprint)
 
     def state(self) -> bytes:
-        """Return the whole memory as bytes, for `Past.of`."""
+        """Return the whole memory as bytes, for `Past.from_state`."""
         cohorts = [bits.to_bytes(-(-bits.bit_length() // 8), "little") for bits in sorted(self._cohorts)]
         saved = _Saved(
             self.session, self.round, self.company, self.members, cohorts, self._unfinished, list(self._agreed.items())
@@ -147,7 +147,7 @@ class Past:
         return msgspec.msgpack.encode(saved)
 
     @classmethod
-    def of(cls, state: bytes) -> Past:
+    def from_state(cls, state: bytes) -> Past:
         """Return the memory in the bytes of `state`.  Raises UnreadableError."""
         saved, past = from_msgpack(_SAVED, state), cls()
         past.session, past.round, past.company, past.members = saved.session, saved.round, saved.company, saved.members

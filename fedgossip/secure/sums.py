@@ -161,7 +161,7 @@ class SumClient:
     def _restore(self, state: bytes) -> None:
         try:
             saved = from_msgpack(_SAVED, state)
-            self._past = Past.of(saved.past)
+            self._past = Past.from_state(saved.past)
         except UnreadableError:
             raise ConfigError("the state of a secure sum's client is damaged", "Use the bytes of `state`.") from None
         self._given = saved.given
@@ -283,7 +283,7 @@ class SumServer:
         self._roster = _roster(members)
         _, self._sign = _signer(key)
         try:
-            self._past = Past.of(state) if state else Past()
+            self._past = Past.from_state(state) if state else Past()
         except UnreadableError:
             raise ConfigError("the state of a secure sum's server is damaged", "Use the bytes of `state`.") from None
         self._step: _ServerStep | None = None

@@ -193,10 +193,10 @@ class SimulatedNetwork:
 
     def training_ns(self, node: NodeId, examples: int = 1) -> int:
         """Return the duration of this training round of `examples` examples on `node`."""
-        seconds, jitter = self.known_training(node, examples), self.settings.training_jitter
+        seconds, jitter = self.compute_training_seconds(node, examples), self.settings.training_jitter
         return int((seconds * (1.0 + jitter * self._draws[node].random()) if jitter else seconds) * NS)
 
-    def known_training(self, node: NodeId, examples: int = 1) -> float:
+    def compute_training_seconds(self, node: NodeId, examples: int = 1) -> float:
         """Return the seconds of a training without its jitter."""
         each = self.settings.per_example
         factor = self._devices[node].slower / self._speed[node]

@@ -121,7 +121,7 @@ class RealisedLosses:
             lost = (scaled_difference(weight, vector[one.peer], vector[one.node]) for vector in outgoing)
             self._owed[one.node, one.peer, round] = tuple(lost)
 
-    def made_up(self, algorithm: GossipAlgorithm[State], state: State, round: int, *, mixed: bool) -> State:
+    def apply_repairs(self, algorithm: GossipAlgorithm[State], state: State, round: int, *, mixed: bool) -> State:
         """Return the state with the repairs of `round`, before or after its mixing."""
         for one in self.rounds.repairs.get(round, ()):
             owed = self._owed.pop((one.node, one.peer, one.round), None) if one.mixed == mixed else None
@@ -213,7 +213,7 @@ class Recursion:
         """Compute the round `step.round` with `updates`, shaped like the vectors; None: no change."""
         course, before = self._course, self._state
         if self._late:
-            before = self._late.made_up(course.algorithm, before, step.round, mixed=False)
+            before = self._late.apply_repairs(course.algorithm, before, step.round, mixed=False)
         state, outgoing = course.algorithm.trained(before, updates, step)
         if self._alone:
             self._state = course.algorithm.mixed(state, outgoing)
@@ -222,10 +222,10 @@ class Recursion:
         self._state = combined(course.algorithm, state, outgoing, groups, course.exchange)
         if self._late:
             self._late.note(step.round, outgoing)
-            after = self._late.made_up(course.algorithm, self._state, step.round, mixed=True)
+            after = self._late.apply_repairs(course.algorithm, self._state, step.round, mixed=True)
             self._state = self._late.without_the_absent(before, after, step.round)
 
-    def there(self, round: int) -> Vector:
+    def select_present(self, round: int) -> Vector:
         """The vectors of the participants of `round`; in a past run some nodes may be absent."""
         return self.model if self._late is None else frozen(self.model[self._late.rounds.present(round)])
 

@@ -147,7 +147,7 @@ class Shadow:
     @property
     def mean(self) -> Vector:
         """The mean of all peers, [d]."""
-        return mean(list(self._alone.model if self._alone else self._centre.there(self._round)))
+        return mean(list(self._alone.model if self._alone else self._centre.select_present(self._round)))
 
     def advance(self, round: int, *, evaluate: bool) -> None:
         """Compute `round`, counted from 0, and measure; with scores if `evaluate`."""
@@ -237,7 +237,7 @@ class Shadow:
 
     def _measure(self) -> None:
         for found, edges in zip(self.found, self._edges, strict=True):
-            free, pulled = (edge.there(self._round) for edge in edges)
+            free, pulled = (edge.select_present(self._round) for edge in edges)
             found.free.append(consensus_distance(free))
             found.pulled.append(consensus_distance(pulled))
             found.apart.append(consensus_distance(subtract(free, pulled)))

@@ -172,7 +172,7 @@ class StackMeters:
     payload_received: Sizes
 
     @classmethod
-    def of(cls, n: int) -> StackMeters:
+    def make_empty(cls, n: int) -> StackMeters:
         """Return empty meters of n peers."""
         return cls(*(np.zeros(n, np.int64) for _ in range(4)))
 
@@ -211,7 +211,7 @@ class Stack(Generic[State]):
 def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:
     """Return the initial state of a run."""
     initial = frozen(np.stack([task.initial(node) for node in range(n)]))
-    return Stack(0, algorithm.start(initial), StackMeters.of(n))
+    return Stack(0, algorithm.start(initial), StackMeters.make_empty(n))
 
 
 class StackedExchange(Protocol):
@@ -297,7 +297,7 @@ class Private(ModelExchange):
     grid: Grid
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
-        if (largest := self.grid.beyond(vectors)) is not None:
+        if (largest := self.grid.find_excess(vectors)) is not None:
             text = f"a model with a weight of {largest:.6g}, beyond algorithm.bound = {self.grid.bound:g}"
             raise TrainingError(text, "Raise algorithm.bound; or lower train.lr, if the training has diverged.")
         out = np.empty_like(vectors)

@@ -102,7 +102,7 @@ def test_what_is_remembered_of_a_row_waits_for_its_next_gradient(name: str, mome
         held = rows.step(held, gradient, 0.1)
         if 7 in gradient.keys:
             alone = type(alone)(**{**vars_of(alone), **({"steps": turn} if name == "adam" else {})})
-            alone = descent.step(alone, gradient.at(key).values, 0.1)
+            alone = descent.step(alone, gradient.select(key).values, 0.1)
     assert np.array_equal(held.rows(key), alone.x)
 
 

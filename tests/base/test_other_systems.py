@@ -93,10 +93,10 @@ def test_processes_of_one_run_are_refused_where_they_cannot_be(monkeypatch: pyte
 def test_one_holds_a_locked_file_at_a_time(tmp_path: Path) -> None:
     one, other = (owner_files.opened_to_lock(tmp_path / "held") for _ in range(2))
     with os.fdopen(one, "rb"), os.fdopen(other, "rb"):
-        assert owner_files.taken(one)
-        assert not owner_files.taken(other)
+        assert owner_files.try_lock(one)
+        assert not owner_files.try_lock(other)
     with os.fdopen(owner_files.opened_to_lock(tmp_path / "held"), "rb") as third:
-        assert owner_files.taken(third.fileno())
+        assert owner_files.try_lock(third.fileno())
 
 
 def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_the_lock_of_a_byte_leaves_the_place_in_the_file(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(owner_files.importlib, "import_module", given)
     with os.fdopen(owner_files.opened_to_lock(tmp_path / "held"), "r+b") as file:
-        assert owner_files.taken(file.fileno()) and file.tell() == 0
-        assert not owner_files.taken(file.fileno()) and file.tell() == 0
+        assert owner_files.try_lock(file.fileno()) and file.tell() == 0
+        assert not owner_files.try_lock(file.fileno()) and file.tell() == 0
     assert asked == [(2, 1)] * 2
 
 

@@ -80,12 +80,12 @@ def test_an_image_of_a_simulation_is_too(
 
 def test_a_folder_that_was_there_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(0o755)
-    owner_files.made(tmp_path / "shared" / "a" / "b")
+    owner_files.make_folder(tmp_path / "shared" / "a" / "b")
     modes = [stat.S_IMODE((tmp_path / "shared" / name).stat().st_mode) for name in (".", "a", "a/b")]
     assert modes == [0o755, 0o700, 0o700]
     with pytest.raises(FileExistsError):
         owner_files.written(tmp_path / "file", b"")
-        owner_files.made(tmp_path / "file")
+        owner_files.make_folder(tmp_path / "file")
 
 
 @pytest.mark.parametrize("content", [{"topology": {"graph": "ring", "n": 3}}, {"coordinator": {"clients": 3}}])

@@ -282,7 +282,7 @@ def test_a_disk_without_locks_keeps_nobody_out_and_one_line_says_so(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "no file locks" in said[0]
     file = owner_files.opened_to_lock(tmp_path / "file")
-    assert owner_files.taken(file) and owner_files.taken_if_any(file) is None
+    assert owner_files.try_lock(file) and owner_files.try_lock_if_any(file) is None
     os.close(file)
 
 

@@ -22,7 +22,7 @@ from fedgossip.drivers.participant import Given
 from fedgossip.experiment import load_experiment
 from fedgossip.plans.federated.ledger import SpentLedger, TotalLimit, data_of, data_sets
 from fedgossip.privacy.accounting import Mechanism, account_of, epsilon
-from fedgossip.privacy.budget import Spend, TotalBudget, of_records
+from fedgossip.privacy.budget import Spend, TotalBudget, compute_record_cost
 from fedgossip.sites.plans.fits import statistics_plan
 
 ROWS = [["age", "kind"], ["31", "a"], ["4.50", "b"], ["77", "a"]]
@@ -92,7 +92,9 @@ def test_a_ledger_of_the_release_before_goes_on(tmp_path: Path) -> None:
 def test_noise_for_whole_clients_counts_for_records_with_half_of_it(tmp_path: Path) -> None:
     """One record makes of one client another: twice as far as a client that is there or not."""
     client = Spend("client", 4.0, 1e-5, 1.0)
-    assert of_records(client) == Mechanism(2.0) and of_records(replace(client, unit="record")) == Mechanism(4.0)
+    assert compute_record_cost(client) == Mechanism(2.0) and compute_record_cost(
+        replace(client, unit="record")
+    ) == Mechanism(4.0)
     path = tmp_path / "k.spent"
     spend(path, "a", "digits")
     with opened(path, "digits", unit="client") as ledger:
@@ -111,9 +113,9 @@ def test_no_order_of_releases_passes_the_limit() -> None:
             one = Spend(draw.choice(["record", "client"]), draw.uniform(1, 9), 1e-6, 1.0, steps=draw.randint(1, 3))
             try:
                 total = total.spend(one)
-                paid.append(of_records(one))
+                paid.append(compute_record_cost(one))
             except BudgetError as error:
-                after = account_of([*paid, of_records(one)]).epsilon(1e-5)
+                after = account_of([*paid, compute_record_cost(one)]).epsilon(1e-5)
                 assert after > total.max_epsilon and error.exit_code == 6
         assert total.epsilon == pytest.approx(account_of(paid).epsilon(1e-5)) and total.epsilon <= total.max_epsilon
 

@@ -181,7 +181,7 @@ def test_every_client_adds_its_share_of_the_noise_inside_the_sum() -> None:
     assert isinstance(plan, FederationPlan)
     fixed = plan.numbers.fixed_point(4000, "")
     assert plan.numbers.rule
-    sigma = plan.numbers.rule.at(fixed).sigma
+    sigma = plan.numbers.rule.compute_noise(fixed).sigma
     assert sigma == pytest.approx(2.0 * (fixed.limit + math.sqrt(4000)) / math.sqrt(plan.least))
     inputs = [values[:4000] for values in masked_inputs(content)]
     assert len(inputs) == 5
@@ -260,7 +260,7 @@ def test_a_clip_that_follows_costs_no_more_than_one_that_does_not(quick: None) -
     assert told[-1] == pytest.approx(epsilon([Mechanism(0.1, 1.0, 12)], 1e-5))
     rule, fixed = run.plan.numbers.rule, run.plan.numbers.fixed_point(3, "")
     assert rule and rule.multiplier == pytest.approx((0.1**-2 - (2 * rule.bits) ** -2) ** -0.5)
-    assert rule.multiplier > 0.1 and rule.at(fixed).bit_sigma > 0
+    assert rule.multiplier > 0.1 and rule.compute_noise(fixed).bit_sigma > 0
 
 
 def test_too_few_clients_for_such_a_clip_is_said() -> None:

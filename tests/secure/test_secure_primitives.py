@@ -28,7 +28,7 @@ def test_x25519_gives_the_answer_of_rfc_7748() -> None:
     secret = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
     public = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
     shared = "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552"
-    assert primitives.Agreement(secret).with_(public).hex() == shared
+    assert primitives.Agreement(secret).agree(public).hex() == shared
 
 
 def test_ed25519_gives_the_answer_of_rfc_8032() -> None:
@@ -93,7 +93,7 @@ def test_a_short_stream_is_the_beginning_of_the_stream_for_both_ends() -> None:
 
 def test_a_part_that_is_put_behind_a_transcript_is_one_of_its_parts() -> None:
     begun = transcript("share", b"session")
-    assert begun + primitives.named(4) + primitives.named(17) == transcript("share", b"session", 4, 17)
+    assert begun + primitives.encode_part(4) + primitives.encode_part(17) == transcript("share", b"session", 4, 17)
 
 
 def test_a_seal_opens_for_the_same_key_and_binding_alone() -> None:
@@ -143,7 +143,7 @@ def test_keys_of_small_order_are_those_with_which_everybody_agrees_on_zero() -> 
         for highest in (0, 1 << 255):
             key = (coordinate | highest).to_bytes(32, "little")
             try:
-                primitives.Agreement(b"a" * 32).with_(key)
+                primitives.Agreement(b"a" * 32).agree(key)
             except ValueError:
                 found.add(coordinate)
             assert primitives.small_order(key) == (coordinate in found)
@@ -336,15 +336,15 @@ def test_a_process_that_is_everybody_agrees_by_a_hash_and_checks_only_what_it_di
     one, other, third = (primitives.Agreement(bytes([number] * 32)) for number in (1, 2, 3))
     publics = [primitives.public_of(bytes([number] * 32)) for number in (1, 2)]
     identity, sign = primitives.signer(bytes(32))
-    before, alone = sign(b"before"), one.with_(publics[1])
+    before, alone = sign(b"before"), one.agree(publics[1])
     key = primitives.derive(bytes(32), alone, "enc", 1, 2)
     checked: list[bytes] = []
     verified = primitives._verified
     monkeypatch.setattr(primitives, "_verified", lambda *what: checked.append(what[2]) or verified(*what))
     with remembering():
         for _ in range(3):
-            assert one.with_(publics[1]) == other.with_(publics[0]) != alone
-            assert third.with_(publics[0]) != one.with_(publics[1])
+            assert one.agree(publics[1]) == other.agree(publics[0]) != alone
+            assert third.agree(publics[0]) != one.agree(publics[1])
             assert (
                 primitives.derive(bytes(32), alone, "enc", 1, 2) == key != primitives.derive(bytes(32), alone, "enc", 2)
             )
@@ -354,10 +354,10 @@ def test_a_process_that_is_everybody_agrees_by_a_hash_and_checks_only_what_it_di
             for small in (bytes(32), b"\1" + bytes(31)):
                 assert primitives.small_order(small)
                 with pytest.raises(ValueError, match="shared key"):
-                    one.with_(small)
+                    one.agree(small)
     assert checked == [b"before", b"no"], "what was signed in here is known, the rest is checked once"
     assert memory() is None, "what two agreed on is not kept any longer"
-    assert one.with_(publics[1]) == alone, "participants that are real agree as ever"
+    assert one.agree(publics[1]) == alone, "participants that are real agree as ever"
     assert primitives.verify(identity, sign(b"yes"), b"yes") and checked[2:] == [b"yes"]
 
 
@@ -381,11 +381,11 @@ def test_a_key_for_a_pair_is_derived_once_for_both_ends_and_is_that_of_two_that_
         ]
 
     alone = of_both(b"sid")
-    assert alone == primitives.derived(b"sid", [ends[0].with_(publics[1])], [infos]) * 2
+    assert alone == primitives.derived(b"sid", [ends[0].agree(publics[1])], [infos]) * 2
     with remembering():
         for _ in range(2):
             here = of_both(b"sid")
-            assert here == primitives.derived(b"sid", [ends[0].with_(publics[1])], [infos]) * 2
+            assert here == primitives.derived(b"sid", [ends[0].agree(publics[1])], [infos]) * 2
             assert of_both(b"other") != here
 
 

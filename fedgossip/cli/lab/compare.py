@@ -73,7 +73,7 @@ def compare(
     numbers = _numbers(workers) if workers else [workers_of(content, where)]
     grid = CellGrid(content, where, names, numbers, range(first, first + seeds))
     out = out or Path(f"{experiment.stem}-compared")
-    owner_files.made(out)
+    owner_files.make_folder(out)
     outside_files.checked_folder(out)
     cells = []
     found_rates: Mapping[str, TunedRate] = {}
@@ -81,7 +81,7 @@ def compare(
         raise click.UsageError("-j goes with --backend; here cells run one after the other")
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if tune:
-            owner_files.made(out / "tuning")
+            owner_files.make_folder(out / "tuning")
             found_rates = tuned(grid, out / "tuning", on, _print_tried, backend=backend, jobs=jobs)
             grid = replace(grid, rates=chosen_rates(found_rates))
         for done in run_cells(grid, out, on, report=report, backend=backend, jobs=jobs):

@@ -68,7 +68,7 @@ def _course(out: Path, *, as_json: bool) -> int:
     from fedgossip.lab.lectures.topics import topics
     from fedgossip.report.page.lectures import write_course, write_lecture
 
-    owner_files.made(out)
+    owner_files.make_folder(out)
     outside_files.checked_folder(out)
     lessons = []
     for name in topics():

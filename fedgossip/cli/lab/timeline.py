@@ -143,7 +143,7 @@ def _written(found: Sequence[NamedTimeline], out: Path) -> Iterator[Path]:
     from fedgossip.report.page.drawing import Drawing, save
     from fedgossip.report.page.timeline import WIDE, height_of, paint
 
-    owner_files.made(out.parent)
+    owner_files.make_folder(out.parent)
     for ending in [out.suffix] if out.suffix else [".svg", ".png", TRACE]:
         place = out.with_name(out.stem + ending)
         if ending.lower() == TRACE:

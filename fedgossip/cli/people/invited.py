@@ -210,13 +210,13 @@ def ended_script(
         return int(process.returncode)
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):
-            signals.to_group(process.pid, signal.SIGINT)
+            signals.signal_group(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             return process.wait(STOP_SECONDS)
         return -signal.SIGINT
     finally:
         if process.poll() is None:
-            signals.to_group(process.pid, signals.KILL)
+            signals.signal_group(process.pid, signals.KILL)
             process.wait()
         watch.drop(process.pid)
         watch.close()
@@ -245,7 +245,7 @@ def invite_text(invite: tuple[str, ...]) -> str:
     if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
         return text
     try:
-        return outside_files.read_text(outside_files.named(path), LETTERS_MAX)
+        return outside_files.read_text(outside_files.resolve(path), LETTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: no invite can be read from it: {reason(error)}", "Write its text into a file."

@@ -197,7 +197,7 @@ def _walk(
 
     path = folder / run_format.DECISIONS / run_format.AUDIT_LOG
     for one in (path.parent, folder / run_format.OWN_TABLES):
-        owner_files.made(one)
+        owner_files.make_folder(one)
     owner = Owner(node, role, bytes.fromhex(identity.verify), what, __version__)
     return Walk(folder, stack.enter_context(AuditLog(path, owner, identity.sign_bytes, time.time_ns)), given)
 

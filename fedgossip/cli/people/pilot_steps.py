@@ -219,7 +219,7 @@ def read_answers(path: Path | None) -> Mapping[str, str]:
         return {}
     advice = 'Write a line for each question: records = "yes"'
     try:
-        return msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), dict[str, str])
+        return msgspec.convert(from_toml(outside_files.read_text(outside_files.resolve(path))), dict[str, str])
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: no answers: {line(reason(error))}", advice) from None
 

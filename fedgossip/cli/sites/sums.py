@@ -170,12 +170,12 @@ def _writing(
 
     def concluded(folder: Path, ended: PeerEnded) -> None:
         from fedgossip.base.errors import TooFewPeersError
-        from fedgossip.base.owner_files import made
+        from fedgossip.base.owner_files import make_folder
         from fedgossip.runs.collect import collect_peers, final_vector
 
         def record(to: Path) -> None:
             if node != plan.coordinator:
-                made(to)
+                make_folder(to)
                 return
             collect_peers(plan, [folder], to, learning, report=False)
             _state(to, plan, learning[0], opened)

@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.base import outside_files
-from fedgossip.base.cells import class_name, is_missing, number_in, shown
+from fedgossip.base.cells import class_name, is_missing, number_in, shorten
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, reason
 
@@ -94,16 +94,16 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         for cell, (_, named, level) in zip(cells, map(_level_of, self.product or self.made_of), strict=True):
             value = float(class_name(cell) == class_name(level)) if named else number_in(cell)
             if value is None:
-                raise ValueError(f"{shown(cell)!r} is no number to make a column of")
+                raise ValueError(f"{shorten(cell)!r} is no number to make a column of")
             values.append(value)
         if self.log and not values[0] > 0:
-            raise ValueError(f"{shown(cells[0])!r} has no logarithm")
+            raise ValueError(f"{shorten(cells[0])!r} has no logarithm")
         if self.log:
             return repr(math.log(values[0]))
         try:
             return repr(math.prod(values) if self.product else restricted_spline(values[0], self.knots, self.term))
         except ArithmeticError:  # knots whose distance, or its third power, is no number
-            raise ValueError(f"{shown(cells[0])!r} has no spline of these knots") from None
+            raise ValueError(f"{shorten(cells[0])!r} has no spline of these knots") from None
 
     @property
     def rewrites(self) -> bool:
@@ -169,17 +169,17 @@ class CellRules:
         try:
             return (datetime.strptime(cell, self._d.date).date() - self._since).days
         except ValueError:
-            raise ValueError(f"{shown(cell)!r} is no date of the form {self._d.date}") from None
+            raise ValueError(f"{shorten(cell)!r} is no date of the form {self._d.date}") from None
 
     def _rank(self, cell: str) -> int:
         if cell not in self._d.order:
-            raise ValueError(f"{shown(cell)!r} is none of the {len(self._d.order)} ordered levels")
+            raise ValueError(f"{shorten(cell)!r} is none of the {len(self._d.order)} ordered levels")
         return self._d.order.index(cell)
 
     def _interval(self, cell: str) -> str:
         value = number_in(cell)
         if value is None:
-            raise ValueError(f"{shown(cell)!r} is no number to cut")
+            raise ValueError(f"{shorten(cell)!r} is no number to cut")
         return self._d.levels[sum(value >= one for one in self._d.cuts)]
 
 
@@ -260,7 +260,7 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
     except ValueError:
         raise ConfigError(f"{where}: since = {d.since!r} is no day", 'Write since = "2020-01-31".') from None
     if d.date and not _is_form(d.date):
-        text = f"{where}: date = {shown(d.date)!r} is no form of a date"
+        text = f"{where}: date = {shorten(d.date)!r} is no form of a date"
         raise ConfigError(text, 'Write date = "%d.%m.%Y" for 31.01.2020.')
 
 
@@ -331,7 +331,7 @@ def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredC
     if not own.is_file():
         return FileDeclaration(), {}
     try:
-        keys = from_toml(outside_files.read_text(outside_files.named(own)))
+        keys = from_toml(outside_files.read_text(outside_files.resolve(own)))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{own}: cannot be read: {reason(error)}", "It has [file] and [columns.NAME], as TOML."

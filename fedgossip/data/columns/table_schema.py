@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.cells import class_name, is_missing, is_number, number_in, shown, with_point
+from fedgossip.base.cells import advise_point, class_name, is_missing, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.columns.declarations import (
     OWN,
@@ -154,8 +154,8 @@ def number_of(table: CsvColumns, row: int, place: int) -> float:
     cell = table.cell(row, place)
     value = number_in(cell)
     if value is None:
-        text = f"{shown(cell)!r} is not a number that float32 can hold"
-        raise refused(table, row, place, text, with_point(cell) or "Correct the cell.")
+        text = f"{shorten(cell)!r} is not a number that float32 can hold"
+        raise refused(table, row, place, text, advise_point(cell) or "Correct the cell.")
     return value
 
 
@@ -164,7 +164,7 @@ def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) 
     cell = table.cell(row, place)
     if cell not in column.categories:
         known = f"The categories are {', '.join(column.categories[:20])}."
-        raise refused(table, row, place, f"{shown(cell)!r} is none of the {len(column.categories)} categories", known)
+        raise refused(table, row, place, f"{shorten(cell)!r} is none of the {len(column.categories)} categories", known)
     return [float(cell == one) for one in column.categories]
 
 
@@ -411,7 +411,7 @@ class SiteColumns:
             name = class_name(cell) if column.label else cell
             if name not in column.categories:
                 known = f"The agreed ones are {', '.join(column.categories[:20])}."
-                text = f"{shown(cell)!r} is no category that was agreed on"
+                text = f"{shorten(cell)!r} is no category that was agreed on"
                 raise refused(self.table, row, place, text, f"{known}  &drop={column.name} leaves the column out.")
             return name
         value = number_of(self.table, row, place)
@@ -456,7 +456,7 @@ def _counted(number: int) -> str:
 def counted_as_rest(site: SiteColumns) -> Iterator[str]:
     """Yield the cells that no declaration names, and that count as the rest."""
     for place, cells in sorted(site.table.rest.items()):
-        listed = ", ".join(f"{shown(cell)!r} ({count})" for cell, count in Counter(cells).most_common(QUOTED))
+        listed = ", ".join(f"{shorten(cell)!r} ({count})" for cell, count in Counter(cells).most_common(QUOTED))
         name = site.table.header[place]
         yield f"column {name!r}: {len(cells)} cells are none of its levels and count as the rest: {listed}"
 

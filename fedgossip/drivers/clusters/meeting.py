@@ -58,7 +58,7 @@ def read_job(folder: Path) -> PlacedJob:
 
 def write_job(folder: Path, job: PlacedJob) -> None:
     """Write the job into its folder, which may have lives of an earlier run.  Raises NotWrittenError."""
-    owner_files.made(folder)
+    owner_files.make_folder(folder)
     (folder / STOP).unlink(missing_ok=True)
     write_whole(folder / JOB, msgspec.json.encode(job))
 
@@ -78,7 +78,7 @@ class JobLife:
 
     def begin(self, node: int) -> None:
         """Record that participant `node` is placed here."""
-        owner_files.made(self.folder)
+        owner_files.make_folder(self.folder)
         self._write(node, "here", f"{os.getpid()} {socket.gethostname()}\n".encode())
 
     def leave(self, node: int, endpoint: bytes) -> None:

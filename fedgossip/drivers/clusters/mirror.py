@@ -119,7 +119,7 @@ def apply(folder: Path, pieces: list[Piece]) -> None:
         if at == GONE:
             path.unlink(missing_ok=True)
             continue
-        owner_files.made(path.parent)
+        owner_files.make_folder(path.parent)
         grows = name.endswith(JOURNALS)
         part = path if grows else path.with_name(path.name + ".part")
         with owner_files.opened(part, "r+b" if at and part.exists() else "wb") as file:

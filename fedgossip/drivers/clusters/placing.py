@@ -95,7 +95,7 @@ def submit(plan: Plan, out: Path, wanted: Resources, print_line: PrintLine) -> s
     _keep(out, wanted)
     folders = [out / run_format.PEERS / f"{node:02d}" for node in range(plan.n)]
     for folder, spec in zip(folders, specs_of(out, folders, slurm).values(), strict=True):
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
         slurm.start(spec)
     return slurm.submit(out)
 

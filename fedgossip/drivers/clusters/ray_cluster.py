@@ -136,7 +136,7 @@ class RayParticipant:
         """
         self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
         self._folder = self._base / run_format.PEERS / f"{spec['node']:02d}"
-        owner_files.made(self._folder)
+        owner_files.make_folder(self._folder)
         for name, data in files.items():
             owner_files.written(self._base / name, data)
         apply(self._folder, content)

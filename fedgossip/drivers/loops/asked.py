@@ -41,7 +41,7 @@ class AskingTask(DescribedTask):
         self._folder, self._there, self._who = folder, there, who
         self._number = 0
         self._deaf: set[NodeId] = set()
-        owner_files.made(folder)
+        owner_files.make_folder(folder)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return [self._request_metrics(vector) for vector in vectors]

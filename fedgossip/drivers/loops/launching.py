@@ -193,7 +193,7 @@ class _Launch:
         experiment, endpoints, began = (str((self.out / name).resolve()) for name in paths)
         specs: dict[NodeId, dict[str, Any]] = {}
         for node, folder in enumerate(self.folders):
-            owner_files.made(folder)
+            owner_files.make_folder(folder)
             place = folder.resolve()
             seat = SeatFile(
                 experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began,

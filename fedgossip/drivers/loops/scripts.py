@@ -141,7 +141,7 @@ class Scripts:
         """Send a signal to a script and all its child processes, if it runs."""
         if (process := self._processes.get(node)) and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                signals.to_group(process.pid, number)
+                signals.signal_group(process.pid, number)
 
     def poll(self, timeout: float) -> None:
         """Wait `timeout` seconds, and collect the exits."""

@@ -101,7 +101,7 @@ def hold(folder: Path) -> None:
         file = os.open(folder / run_format.HELD, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise NotWrittenError(folder / run_format.HELD, error) from None
-    if not owner_files.taken(file):
+    if not owner_files.try_lock(file):
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
     _held[folder] = file
@@ -131,7 +131,7 @@ def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
 
 def _is_free(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), (folder / run_format.HELD).open("rb") as file:
-        return owner_files.taken(file.fileno())
+        return owner_files.try_lock(file.fileno())
     return True
 
 

@@ -136,7 +136,7 @@ def _main_of(script: Path) -> ModuleType:
 
 
 def _execute(script: Path, things: ScriptBelongings) -> None:
-    exec(compile(outside_files.read_bytes(outside_files.named(script)), str(script), "exec"), things.main.__dict__)
+    exec(compile(outside_files.read_bytes(outside_files.resolve(script)), str(script), "exec"), things.main.__dict__)
 
 
 @dataclass

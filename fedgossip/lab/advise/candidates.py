@@ -123,7 +123,7 @@ def _checked(latency: float, rate: float, where: str) -> EqualLinks:
 
 def _from_file(path: Path, n: int) -> AdvisedLinks:
     try:
-        outside_files.check_file(outside_files.named(path), FILE_BYTES)
+        outside_files.check_file(outside_files.resolve(path), FILE_BYTES)
     except OSError as error:
         what = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{path}: {what}", "See docs/together/advise.md.") from None

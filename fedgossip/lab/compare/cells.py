@@ -302,7 +302,7 @@ class PlacedCells:
     ) -> None:
         self._folder = folder
         for inner in (ASKED, CLAIMS):
-            owner_files.made(folder / inner)
+            owner_files.make_folder(folder / inner)
         for name, experiment in cells.items():
             (folder / name / run_format.FAILURE).unlink(missing_ok=True)  # retried
             write_whole(folder / ASKED / f"{name}.toml", tomli_w.dumps(experiment.to_dict()).encode())

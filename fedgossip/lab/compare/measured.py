@@ -213,7 +213,7 @@ def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFa
     network = SimulatedNetwork(network_settings(experiment, plan.n, step), plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
     examples = compose.job_examples(experiment)(job)
-    known = tuple(network.known_training(node, examples) for node in range(plan.learners))
+    known = tuple(network.compute_training_seconds(node, examples) for node in range(plan.learners))
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
     buckets = _buckets(experiment, plan, size // element, element)

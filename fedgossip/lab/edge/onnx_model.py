@@ -165,7 +165,7 @@ def exported_facts(facts: ModelFacts) -> ModelFacts:
 
 def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     """Open a file that `fedgossip model export` wrote.  Raises ConfigError for another one."""
-    session, _ = _session_of(outside_files.named(path), threads)
+    session, _ = _session_of(outside_files.resolve(path), threads)
     metadata = session.get_modelmeta().custom_metadata_map
     reason = metadata.get(METADATA)
     if reason is None:

@@ -125,7 +125,7 @@ def outcome_in(path: Path) -> CellOutcome | None:
 
 def write_failure(path: Path, outcome: CellOutcome) -> None:
     """Write the reason for a missing summary; the cell's other files stay.  Raises NotWrittenError."""
-    owner_files.made(path)
+    owner_files.make_folder(path)
     fields = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
     write_whole(path / FAILURE, msgspec.json.encode(fields))
 
@@ -161,7 +161,7 @@ def _file_in(text: str) -> list[tuple[str, str]]:
 @lru_cache(maxsize=64)
 def _digest(path: str, _changed: int, _size: int) -> str:
     total = sha256()
-    with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
+    with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as file:
         while part := file.read(1 << 20):
             total.update(part)
     return total.hexdigest()[:16]
@@ -234,7 +234,7 @@ def claim(folder: Path, cell: str, over: Callable[[], bool] = lambda: False) -> 
     part = folder / f".{uuid4().hex}"
     lock = owner_files.opened_to_lock(part)
     try:
-        owner_files.taken_if_any(lock)
+        owner_files.try_lock_if_any(lock)
         os.write(lock, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid()}))
         os.link(part, path)
     except FileExistsError:
@@ -283,7 +283,7 @@ def _unlocked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        return owner_files.taken_if_any(lock)
+        return owner_files.try_lock_if_any(lock)
     except OSError:
         return None
     finally:

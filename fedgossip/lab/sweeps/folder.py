@@ -55,12 +55,12 @@ class SweepFolder:
         """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's."""
         found = cls(path, grid)
         try:
-            owner_files.made(path)
+            owner_files.make_folder(path)
             outside_files.check_folder(path)
             if not (path / SWEEP).exists() and any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty, and no sweep", "Give another folder with --out.")
             for inner in ("cells", "claims"):
-                owner_files.made(path / inner)
+                owner_files.make_folder(path / inner)
             write_whole(path / SWEEP, grid.to_toml().encode())
         except OSError as error:
             raise not_writable(path, error) from None

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.owner_files import made
+from fedgossip.base.owner_files import make_folder
 from fedgossip.core.run_format import MODEL, MODEL_BEST, MODEL_CODE, MODEL_FACTS, MODEL_OWN, TREES, WEIGHTS
 from fedgossip.core.task import Tensors, WholeModel, make_contiguous
 from fedgossip.data import objectives
@@ -103,14 +103,14 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
         facts["document"], content = "", save(make_contiguous(model.tensors), metadata=schema)
     else:
         facts["document"], content = model.document
-    made(folder)
+    make_folder(folder)
     (folder / MODEL_FACTS).unlink(missing_ok=True)
     write(folder / (facts["document"] or WEIGHTS), content)
     for name, text in model.code.items():
-        made((folder / MODEL_CODE / name).parent)
+        make_folder((folder / MODEL_CODE / name).parent)
         write(folder / MODEL_CODE / name, text)
     for node, tensors in model.own.items():
-        made(folder / MODEL_OWN)
+        make_folder(folder / MODEL_OWN)
         write(folder / MODEL_OWN / f"{node:03d}.safetensors", save(make_contiguous(tensors)))
     facts |= {
         "layout": [[name, list(tensor.shape)] for name, tensor in model.tensors.items()],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.cells import class_name, shown
+from fedgossip.base.cells import class_name, shorten
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.untrusted_text import cell_text
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted, plain
@@ -134,5 +134,5 @@ def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -
     for name in (cell, class_name(cell)):
         if name in classes:
             return classes.index(name)
-    text = f"{table.path}, {table.where(row)}: unknown label {shown(cell)!r}"
+    text = f"{table.path}, {table.where(row)}: unknown label {shorten(cell)!r}"
     raise ConfigError(text, f"The model knows {', '.join(classes[:20])}.")

@@ -262,7 +262,7 @@ def locked(path: Path, until: float) -> Iterator[None]:
     """Hold the lock of a file.  Raises TrainingError if it is not available before `until`."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while not owner_files.taken(file):
+        while not owner_files.try_lock(file):
             _wait(path.parent, until)
         yield
     finally:
@@ -272,7 +272,7 @@ def locked(path: Path, until: float) -> Iterator[None]:
 def _opened(path: Path, content: str) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(file, content.encode())
-    if not owner_files.taken(file):
+    if not owner_files.try_lock(file):
         raise AssertionError(f"{path}: somebody holds what nobody else may want")
     return file
 
@@ -291,7 +291,7 @@ def _find_locked(folder: Path, kind: str) -> list[Path]:
 def _is_held(path: Path) -> bool:
     file = os.open(path, os.O_RDONLY)
     try:
-        return not owner_files.taken(file)
+        return not owner_files.try_lock(file)
     finally:
         os.close(file)
 

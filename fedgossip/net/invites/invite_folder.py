@@ -300,7 +300,7 @@ class FolderClient:
     def _took(self, number: int, data: bytes, reply: Invitations) -> Invitations:
         if not isinstance(reply, Gathering):
             try:
-                owner_files.made(self._own)
+                owner_files.make_folder(self._own)
                 owner_files.placed(self._path(number), data)
             except OSError as error:
                 raise NotWrittenError(self._path(number), error) from None

@@ -119,7 +119,7 @@ def _load_file(path: Path) -> Allowed:
 def _lines(path: Path) -> list[str]:
     """Return the lines of a file with content; a key may begin with #, but not with "# "."""
     try:
-        text = outside_files.read_text(outside_files.named(path), 4 * ROSTER_CHARACTERS)
+        text = outside_files.read_text(outside_files.resolve(path), 4 * ROSTER_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise ConfigError(f"{path}: {reason}", "Name an endpoints.toml, a roster, or the folder of a host.") from None

@@ -339,7 +339,7 @@ def _chosen(proxy: str) -> str:
         raise ConfigError("--proxy: a password has no place on a command line", advice)
     if "://" not in proxy:
         try:
-            proxy = outside_files.read_text(outside_files.named(proxy), 4096).strip()
+            proxy = outside_files.read_text(outside_files.resolve(proxy), 4096).strip()
         except (OSError, UnicodeDecodeError):
             advice = "Write http://HOST:PORT, socks5://HOST:PORT, none, or the name of a file with such a line."
             raise ConfigError(f"--proxy {line(proxy, 80)}: neither a URL nor a file", advice) from None

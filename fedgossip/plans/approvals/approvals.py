@@ -122,7 +122,7 @@ def _with_files(request: ApprovalRequest, e: Experiment, node: int, data: str) -
     own = (data or PLACE in source) and (e.learns or e.task.kind in SUMS)
     records = source_digest(source.replace(PLACE, str(node))) if own else ""
     part = e.data.scale != FEDERATED or path.name in request.statement.files or not path.is_file()
-    content = b"" if part else outside_files.read_bytes(outside_files.named(path))
+    content = b"" if part else outside_files.read_bytes(outside_files.resolve(path))
     return replace(request, records=records, agreed="" if part else hashlib.sha256(content).hexdigest())
 
 

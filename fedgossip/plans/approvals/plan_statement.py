@@ -205,7 +205,7 @@ def _common_files(e: Experiment) -> Iterator[Path]:
 
 def _sha256(path: Path) -> str:
     try:
-        return hashlib.sha256(outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)).hexdigest()
+        return hashlib.sha256(outside_files.read_bytes(outside_files.resolve(path), outside_files.LARGE)).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "All sites have this file; ask for it.") from None
 

@@ -244,7 +244,7 @@ class SiteApprovals:
         """Sign and store the plan of a run; the approval holds for `days` and `rounds` from now on."""
         plan, identity = request.statement, self._identity
         try:
-            owner_files.made(self.plans)
+            owner_files.make_folder(self.plans)
         except OSError as error:
             raise NotWrittenError(self.plans, error) from None
         plan_statement.write(self._plan_file(plan.hash), plan)

@@ -185,7 +185,7 @@ class _Trace:
 def _read_trace(path: Path, clients: int, unit: float) -> _Trace:
     rows, header = list[tuple[float, float, float]](), ""
     try:
-        for number, line in enumerate(outside_files.lines_of(outside_files.named(path)), 1):
+        for number, line in enumerate(outside_files.lines_of(outside_files.resolve(path)), 1):
             cells = [cell.strip() for cell in line.decode("utf-8-sig", "replace").strip().split(",")]
             if not header:
                 header = ",".join(cells)

@@ -76,7 +76,7 @@ class DrawnMembers(Sequence[RosterMember]):
 
     def roster(self) -> ParticipantRoster:
         """Return the roster of all members."""
-        return ParticipantRoster.drawn(self, digest("simulated", self.seed, self.size))
+        return ParticipantRoster.make_simulated(self, digest("simulated", self.seed, self.size))
 
     def __len__(self) -> int:
         return self.size

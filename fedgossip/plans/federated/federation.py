@@ -522,7 +522,7 @@ class FederationPlan(Plan):
         parent = self.tree.parent(seat.node)
         if not self.tree.group(parent).secure:
             fixed, rule = self.numbers.fixed_point(seat.initial.size, seat.schema), self.numbers.rule
-            noise = rule.at(fixed) if rule else NO_NOISE
+            noise = rule.compute_noise(fixed) if rule else NO_NOISE
             return AnsweringInIntegers(fixed, self._chances(seat.node, who), noise)
         policy = who.policy or self.policy(who.roster.identity(parent), seat.initial.size, seat.schema)
         roster, past = who.roster.first(self.coordinator), client_round.past_of(who.log)

@@ -27,7 +27,7 @@ from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import OF_TABLES
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
-from fedgossip.privacy.budget import Spend, TotalBudget, of_records
+from fedgossip.privacy.budget import Spend, TotalBudget, compute_record_cost
 
 FILES = (*OF_TABLES, "npz", "text", "mnist", "fashion-mnist")
 
@@ -222,7 +222,7 @@ def limit_of(lines: Sequence[LedgerLine]) -> TotalLimit | None:
 
 def account_of_records(lines: Iterable[LedgerLine]) -> RenyiAccount:
     """Return the account of all releases with noise, each as its cost for one record."""
-    return account_of(of_records(Spend.from_mapping(one.spend)) for one in lines if one.spend)
+    return account_of(compute_record_cost(Spend.from_mapping(one.spend)) for one in lines if one.spend)
 
 
 def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
@@ -312,7 +312,7 @@ def data_sets(path: Path, delta: float) -> tuple[list[RecordsSpent], TotalLimit 
 def _locked(path: Path) -> int:
     try:
         file = owner_files.opened_to_lock(path)
-        if owner_files.taken(file):
+        if owner_files.try_lock(file):
             return file
         os.close(file)
     except OSError as error:

@@ -177,7 +177,7 @@ def _likeness(policy: PolicyFile) -> Likeness:
 def read(path: Path) -> PolicyFile:
     """Read a policy.  Raises ConfigError."""
     try:
-        mode, content = path.stat().st_mode, from_toml(outside_files.read_text(outside_files.named(path)))
+        mode, content = path.stat().st_mode, from_toml(outside_files.read_text(outside_files.resolve(path)))
     except OSError as error:
         raise ConfigError(f"{path}: no policy there ({error.strerror})", MAKE) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -214,7 +214,7 @@ def marked(path: Path, text: str) -> str:
 def check_own(path: Path) -> None:
     """Raise ConfigError for a policy that no command of this user made at this place, and for an invalid one."""
     read(path)
-    owner_files.check_marked(path, outside_files.read_text(outside_files.named(path)), f"policy {path.resolve()}")
+    owner_files.check_marked(path, outside_files.read_text(outside_files.resolve(path)), f"policy {path.resolve()}")
 
 
 def text(policy: PolicyFile) -> str:

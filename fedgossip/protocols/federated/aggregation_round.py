@@ -70,7 +70,7 @@ class LeafSum:
 
     def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:  # noqa: ARG002
         """Return the words unchanged: each client has rounded its input, and added its noise."""
-        return Quantised.of_sum(self.total)
+        return Quantised.from_sum(self.total)
 
 
 Given = Contribution | CodedContribution
@@ -283,7 +283,7 @@ class SumReading:
 
     def decoded(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> DecodedSum:
         """Return the values in a sum over `members`.  Raises RoundAbandoned for a sum that they cannot produce."""
-        noise = self.noise.at(fixed) if self.noise else NO_NOISE
+        noise = self.noise.compute_noise(fixed) if self.noise else NO_NOISE
         return fixed.decode(total, self._clients(total, members, fixed), noise.sigma, noise.bit_sigma)
 
     def _clients(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> int:

@@ -152,7 +152,7 @@ class SecureRound:
         self._stage = Stage.KEYS
         self._facts: dict[str, object] = {}
         self._fixed = summing.fixed
-        self._noise = summing.terms.rule.at(self._fixed) if summing.terms.rule else NO_NOISE
+        self._noise = summing.terms.rule.compute_noise(self._fixed) if summing.terms.rule else NO_NOISE
 
     @property
     def phase(self) -> str:

@@ -140,9 +140,9 @@ class RowParts:
             if (mine := of == shard.number).any():
                 whole[mine] = pulled[shard.number].reshape(-1, width)
         rows = Rows(self._all, frozen(whole.reshape(-1)))
-        self.batch = rows.at(self._batch_keys) if self._batch_keys.size else no_rows(self.model.dtype)
+        self.batch = rows.select(self._batch_keys) if self._batch_keys.size else no_rows(self.model.dtype)
         if self._watched is not None:
-            self.model = rows.at(self._watched).values
+            self.model = rows.select(self._watched).values
         self._parts, self._untold = {}, {}
 
     # --- pushes -------------------------------------------------------------------------------------------------------

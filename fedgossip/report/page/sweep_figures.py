@@ -395,7 +395,7 @@ def paper(
     `curves`: further figures by name.  `targets`: numbers of rounds to a target.  `words`: arguments of the command
     line, after the sweep's folder.
     """
-    owner_files.made(folder)
+    owner_files.make_folder(folder)
     found, again = [], shlex.quote(shlex.split(page.command)[-1])
     width = next((curve.width for curve in curves.values()), None)
     tables: dict[str, Numbers] = {"differences": difference_numbers(page), "targets": targets}

@@ -165,7 +165,7 @@ def _sha256(content: bytes | Path) -> str:
 def _use(path: Path) -> str:
     advice = f"Write into {path} in a few sentences the use of the model, its users, and what it must not be used for."
     try:
-        text = outside_files.read_text(outside_files.named(path)).strip()
+        text = outside_files.read_text(outside_files.resolve(path)).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}", advice) from None
     if not 20 <= len(text) <= USE_LETTERS:
@@ -226,7 +226,7 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
     advice = f"Put {path.name} next to the experiment of the run."
     table = agreed_table.read(path)
-    if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.named(path))).hexdigest():
+    if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.resolve(path))).hexdigest():
         raise ConfigError(f"{path}: not the statistics agreed on for the training", advice)
     return table
 

@@ -238,7 +238,7 @@ def open_signed(path: Path) -> Iterator[SignedZip]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            opened = outside_files.open_file(outside_files.named(path), outside_files.LARGE)
+            opened = outside_files.open_file(outside_files.resolve(path), outside_files.LARGE)
             file = stack.enter_context(opened)
             size = file.seek(0, 2)
             file.seek(max(0, size - END))

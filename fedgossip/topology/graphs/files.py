@@ -448,7 +448,7 @@ def _ordered(nodes: tuple[str, ...], path: Path) -> tuple[str, ...]:
 def text_of(path: Path) -> str:
     """Return the text of a file.  Raises ConfigError if it is missing, too large or no text."""
     try:
-        return outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES).removeprefix("\ufeff")
+        return outside_files.read_text(outside_files.resolve(path), MAX_FILE_BYTES).removeprefix("\ufeff")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}", "Check the path of the graph.") from None
     except UnicodeDecodeError:

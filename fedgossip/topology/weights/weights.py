@@ -375,7 +375,7 @@ def weighted(topology: Topology, pi: npt.ArrayLike, rule: str = "pi") -> Mixing:
 def read_pi(path: Path) -> FloatArray:
     """Return the numbers of a file, one per node and line.  Raises ConfigError, naming the line."""
     try:
-        lines = outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES).splitlines()
+        lines = outside_files.read_text(outside_files.resolve(path), MAX_FILE_BYTES).splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}", "Write weights = pi:FILE.") from None
     except UnicodeDecodeError:

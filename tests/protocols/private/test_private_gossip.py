@@ -126,7 +126,7 @@ def test_every_neighbour_gets_a_part_of_its_own_and_none_sees_the_model() -> Non
     assert list(parts) == [0, 2, 3] and all(isinstance(part, Masked) for part in parts.values())
     contents = {words_of(part).tobytes() for part in parts.values()}
     assert len(contents) == 3 and {words_of(part).size for part in parts.values()} == {3 + CHECK_WORDS}
-    bare = GRID.whole(vector(2, 1.1, 1 - 1 / 3), 0.25)
+    bare = GRID.quantise(vector(2, 1.1, 1 - 1 / 3), 0.25)
     assert not any(np.any(words_of(part)[:3] == bare) for part in parts.values())
 
 
@@ -136,7 +136,7 @@ def test_in_the_other_order_the_model_before_the_training_goes_out_and_the_updat
     m = training(1, algorithm=CombineThenAdapt())
     effects = m.handle(Trained(0, update), 0)
     start = vector(1, 0.1, -1 / 3)
-    assert np.array_equal(m.given, GRID.whole(start, 0.25) * np.uint32(3))
+    assert np.array_equal(m.given, GRID.quantise(start, 0.25) * np.uint32(3))
     kept = next(effect for effect in effects if isinstance(effect, Checkpoint))
     assert np.array_equal(kept.vectors[MODEL], start + update)
     deliver(m, parts_for(1))
@@ -371,8 +371,8 @@ def test_all_nodes_at_once_give_the_bits_of_one_after_the_other(seed: int, dtype
         come, gone = np.zeros((2, length), np.uint32)
         for other, weight in mixing.row(node).items():
             if other != node:
-                come += GRID.whole(stacked[other], weight)
-                gone += GRID.whole(stacked[node], weight)
+                come += GRID.quantise(stacked[other], weight)
+                gone += GRID.quantise(stacked[node], weight)
         assert GRID.moved(stacked[node], come, gone).tobytes() == out[node].tobytes()
 
 
@@ -381,8 +381,8 @@ def test_the_largest_sums_do_not_wrap_around() -> None:
     n, low, high = 9, np.full(5, -8.0), np.full(5, 8.0)
     come, gone = np.zeros((2, 5), np.uint32)
     for _ in range(n - 1):
-        come += GRID.whole(high, 1 / (n - 1))
-        gone += GRID.whole(low, 1 / (n - 1))
+        come += GRID.quantise(high, 1 / (n - 1))
+        gone += GRID.quantise(low, 1 / (n - 1))
     assert np.abs(GRID.moved(low, come, gone) - high).max() <= (n - 1) * GRID.unit
     assert 2 * LIMIT + 1000 < 2**31
 
