@@ -45,7 +45,7 @@ from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report,
 from fedgossip.core.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, Message, RunKey, RunKeys
 from fedgossip.protocols.gossip.awaited_round import RoundWithoutAccounts, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.mailbox import MixingSchedule, RoundWeights, Sources, given_up, leads_of
+from fedgossip.protocols.gossip.mailbox import MixingSchedule, RoundWeights, Sources, has_skipped, leads_of
 from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.pairs import Grid, Pairs, masked, opened, words_of
 from fedgossip.topology.exposure import NEIGHBOURS_MIN
@@ -225,7 +225,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         mixing = self.schedule.mixing(self.round)
         row = self._weigh_partners(mixing, self.node)
         here = self.sums.senders(self.round)
-        self.sources = Sources.of(row, lambda j: j in here)
+        self.sources = Sources.from_nodes(row, lambda j: j in here)
         effects.append(Outgoing(self.round + 1, x))
         self.carried.expect(row)
         # First, so that a sent vector is never masked again.
@@ -269,7 +269,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
     def _find_skip_target(self) -> int:
         """Return the latest round to which two receivers of this peer's model have advanced without it."""
         heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
-        ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]
+        ahead = [r for j, r in heard if has_skipped(self.schedule, j, r, self.node, self.round)]
         return sorted(ahead)[-2] if len(ahead) > 1 else self.round
 
     def _part(self, sender: NodeId, message: Masked, now_ns: int) -> list[Effect]:
@@ -308,7 +308,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
     def awaited(self) -> Sources:
         return self.sources
 
-    def gone_on(self, node: NodeId) -> bool:
+    def has_advanced(self, node: NodeId) -> bool:
         """Return whether it has completed this round, or was ahead by more rounds than are stored."""
         return self.newest.get(node, -1) >= self.round
 
@@ -349,7 +349,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
         if leaving.done:
             self.company.done.add(sender)
         return []

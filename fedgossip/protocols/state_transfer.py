@@ -184,7 +184,7 @@ class ModelFetch:
             return []
         return self._ask() if node == self.source else [Send(node, ModelQuery())]
 
-    def gone(self, node: NodeId) -> list[Effect]:
+    def handle_lost_link(self, node: NodeId) -> list[Effect]:
         """Handle a broken link: another source of the same model continues at once; without one, wait for the link."""
         self.linked.discard(node)
         if node != self.source or self.model is not None:
@@ -327,7 +327,7 @@ class Recovering:
             case PeerGone(node):
                 self._lives.pop(node, None)
                 self._gone.add(node)
-                return self.taker.gone(node)
+                return self.taker.handle_lost_link(node)
             case Received(sender, ModelInfo(round)) if round > self.rounds:
                 return [far_ahead(sender, round, self.rounds)]
             case Received(sender, ModelInfo() | ModelChunk() as offered):

@@ -33,7 +33,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import FOLLOWED_MOST, EventRow, PeerRow, Row
 from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
-from fedgossip.protocols.federated.aggregation_round import apart, counts_in
+from fedgossip.protocols.federated.aggregation_round import counts_in, split
 from fedgossip.protocols.federated.client_round import (
     EVERYTHING,
     Chances,
@@ -154,7 +154,7 @@ def _round(
         if kept:
             memory[node] = kept
         m = update.metrics
-        contribution = rounds.sent_metrics.of(PreparedContribution(
+        contribution = rounds.sent_metrics.blank_unsent(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             effective_steps(rule, work.steps), m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
             {name: m.get(name, 0.0) for name in rounds.sent_metrics.counts},
@@ -242,7 +242,7 @@ class _Ring:
     def close(self) -> tuple[Aggregate, dict[str, object]]:
         found = self.fixed.decode(self.total, self.clients)
         mean, coding = frozen(found.mean.astype(self.model.dtype)), self.rounds.coding
-        vectors = (coding.whole(mean, self.number),) if coding else apart(mean, self.rounds.federated.clients.vectors)
+        vectors = (coding.whole(mean, self.number),) if coding else split(mean, self.rounds.federated.clients.vectors)
         facts: dict[str, object] = {"clients": found.clients, **means_of(found.metrics)}
         facts |= counts_in(found, self.fixed)
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0)), facts

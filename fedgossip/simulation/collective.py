@@ -168,7 +168,7 @@ def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
 def _reduced(
     sums: RoundSums, terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]
 ) -> Vector:
-    ranks = [sums.of(rank, len(terms), round) for rank in range(len(terms))]
+    ranks = [sums.make_sum(rank, len(terms), round) for rank in range(len(terms))]
     under_way: deque[tuple[int, Chunk]] = deque()
     for rank, (weight, parts) in enumerate(terms):
         if not ranks[rank].bears(weight, *parts):

@@ -529,7 +529,7 @@ def test_keys_that_cannot_be_a_list_are_refused_and_change_nothing(keys: Any, wo
     server, _ = server_of()
     with pytest.raises(ProtocolError, match=words):
         server.handle(Received(0, RowKeys(0, 0, digest_of(raw(1)), keys.size, "s", (keys,))), 0)
-    assert server.lists.of(0, 0, digest_of(raw(1))) is None
+    assert server.lists.find(0, 0, digest_of(raw(1))) is None
     with pytest.raises(ProtocolError, match="name of others"):
         server.handle(told(keys_of(1, 2), digest_of(raw(1))), 0)
     with pytest.raises(ProtocolError, match="which this server does not own"):
@@ -544,7 +544,7 @@ def test_some_keys_of_a_list_are_a_list_and_bits_that_cannot_be_are_refused() ->
     assert server.handle(Received(0, some), 0) == [], "the list is not here: what is of the part will be asked for"
     server.handle(told(whole), 0)
     server.handle(Received(0, some), 0)
-    assert server.lists.of(0, 0, digest_of(part)).tolist() == [1, 9]
+    assert server.lists.find(0, 0, digest_of(part)).tolist() == [1, 9]
     wrong = [(4, (bits,), "the list has 3"), (3, (bits[:0],), "another layout"), (3, (~bits,), "name of others")]
     for count, vectors, words in wrong:
         spoilt = SomeKeys(0, 0, digest_of(part), digest_of(whole), count, "s", vectors)  # type: ignore[arg-type]

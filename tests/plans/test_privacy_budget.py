@@ -35,7 +35,7 @@ def test_as_many_rounds_are_allowed_as_the_account_has_room_for():
     spent, journal = until_refused(EMPTY)
     assert len(journal) == steps_within(2.0, 1e-5, noise=1.1, rate=0.02) // 10 > 5
     assert spent.epsilon == pytest.approx(epsilon([Mechanism(1.1, 0.02, 10 * len(journal))], 1e-5))
-    assert spent.epsilon <= 2.0 < spent.after(ROUND)
+    assert spent.epsilon <= 2.0 < spent.compute_total(ROUND)
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing():

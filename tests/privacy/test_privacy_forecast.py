@@ -233,15 +233,15 @@ def test_the_clip_finds_the_quantile_of_the_norms_from_any_guess(power, quantile
     for _ in range(500):
         shorter = int((rng.lognormal(0.0, 0.5, 200) <= clip.clip).sum())
         bits = shorter * bit(0.0, clip.clip) + (200 - shorter) * bit(math.inf, clip.clip)
-        clip = clip.after(share_shorter(bits + rng.normal(0.0, bits_noise(200)), 200))
+        clip = clip.adapt(share_shorter(bits + rng.normal(0.0, bits_noise(200)), 200))
     assert (rng.lognormal(0.0, 0.5, 20_000) <= clip.clip).mean() == pytest.approx(quantile, abs=0.08)
 
 
 def test_a_round_moves_the_clip_by_a_bounded_factor_and_noise_never_out_of_range():
-    assert Clip(2.0).after(0.5).clip == 2.0
-    assert Clip(2.0).after(0.0).clip == pytest.approx(2.0 * math.exp(0.1))
-    assert Clip(2.0).after(1.0).clip == pytest.approx(2.0 * math.exp(-0.1))
-    assert 0 < Clip(2.0).after(1e9).clip < 2.0 < Clip(2.0).after(-1e9).clip < math.inf
+    assert Clip(2.0).adapt(0.5).clip == 2.0
+    assert Clip(2.0).adapt(0.0).clip == pytest.approx(2.0 * math.exp(0.1))
+    assert Clip(2.0).adapt(1.0).clip == pytest.approx(2.0 * math.exp(-0.1))
+    assert 0 < Clip(2.0).adapt(1e9).clip < 2.0 < Clip(2.0).adapt(-1e9).clip < math.inf
 
 
 @pytest.mark.parametrize("wrong", [(0.0,), (math.inf,), (1.0, 1.5), (1.0, 0.5, 0.0)])

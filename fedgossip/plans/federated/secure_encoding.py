@@ -200,7 +200,7 @@ class Clip:
                 "The clip and its rate are above 0, the quantile is 0 to 1.",
             )
 
-    def after(self, shorter: float) -> Clip:
+    def adapt(self, shorter: float) -> Clip:
         """Return the next round's clip, given the share of shorter updates; see `share_shorter`."""
         factor = math.exp(min(max(-self.rate * (shorter - self.quantile), -50.0), 50.0))
         return replace(self, clip=min(max(self.clip * factor, LEAST), MOST))
@@ -245,5 +245,5 @@ class FollowingClip:
     def clip(self) -> float:
         return self.state.clip
 
-    def after(self, shorter: float, clients: int) -> FollowingClip:
-        return FollowingClip(self.state.after(share_shorter(shorter, clients)))
+    def adapt(self, shorter: float, clients: int) -> FollowingClip:
+        return FollowingClip(self.state.adapt(share_shorter(shorter, clients)))

@@ -218,7 +218,7 @@ def low_rank_words(experiment: ParallelExperiment, sums: RoundSums, segments: Se
 
 def payload_sent(sums: RoundSums, workers: int, itemsize: int, round: int) -> list[int]:
     """Return the bytes of vectors that each worker sends in a round."""
-    sums = sums.at(round) if isinstance(sums, FragmentSums) else sums
+    sums = sums.select_sums(round) if isinstance(sums, FragmentSums) else sums
     if isinstance(sums, CodedSums) and not isinstance(sums.codec, LinearCodec):
         size = sums.codec.size(sums.layout, round)
         return [sums.collective(workers).sent(rank, workers * size) for rank in range(workers)]

@@ -200,7 +200,7 @@ class AllReduce:
             case PeerJoined(node, incarnation):
                 return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._lost(node, now_ns) if self.group.gone(node) else self._end_if_settled()
+                return self._lost(node, now_ns) if self.group.handle_lost_link(node) else self._end_if_settled()
             case Started():
                 self.phase = "joining"
                 return [SetTimer(("start",), self.settings.start_ns), *self._begin_if_gathered(now_ns)]
@@ -414,7 +414,7 @@ class AllReduce:
         """Handle a request for readmission: the worker takes part after this round."""
         if self.phase == "leaving":
             return [Send(sender, Leaving(self.round))]
-        thought_at_work = self.group.asked_in(sender)
+        thought_at_work = self.group.record_readmission(sender)
         return self._lost(sender, now_ns) if thought_at_work else self._propose_if_due(now_ns)
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:

@@ -183,7 +183,7 @@ class ChunkLink:
                 return [Send(self.to, ChunksHere(word.number, here))]
             case ChunksHere():
                 return self.answered(word, now_ns)
-        return self.taken(word.name, now_ns)
+        return self.handle_acknowledgement(word.name, now_ns)
 
     def took(self, word: ChunkTaken | PieceTaken) -> Send:
         """Record a received chunk; return its acknowledgement."""
@@ -198,7 +198,7 @@ class ChunkLink:
         """Forget the received chunks: their sender repeats them after its next query."""
         self._here.clear()
 
-    def taken(self, name: Name, now_ns: int) -> list[Effect]:
+    def handle_acknowledgement(self, name: Name, now_ns: int) -> list[Effect]:
         """Handle an acknowledgement: send lost chunks again, and the next one; an unknown name has no effect."""
         there = self._under_way.pop(name, None)
         if there is None:

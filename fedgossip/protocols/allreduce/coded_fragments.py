@@ -45,18 +45,18 @@ class FragmentSums:
     def collective(self) -> Callable[[int], Table]:
         return self.parts[0].collective
 
-    def at(self, round: int) -> RoundSums:
+    def select_sums(self, round: int) -> RoundSums:
         """Return the sums of the fragment of a round."""
         return self.parts[round % len(self.parts)]
 
     def length(self, round: int) -> int:
-        return self.at(round).length(round)
+        return self.select_sums(round).length(round)
 
-    def of(self, rank: int, workers: int, round: int) -> RoundSum:
-        return self.at(round).of(rank, workers, round)
+    def make_sum(self, rank: int, workers: int, round: int) -> RoundSum:
+        return self.select_sums(round).make_sum(rank, workers, round)
 
     def gradient(self, found: Vector, round: int) -> Vector:
-        return self.at(round).gradient(found, round)
+        return self.select_sums(round).gradient(found, round)
 
 
 class CodedFragments:
@@ -113,7 +113,7 @@ class LowRankSums:
     def length(self, round: int) -> int:  # noqa: ARG002
         return self.low.first_length
 
-    def of(self, rank: int, workers: int, round: int) -> LowRankReduction:  # noqa: ARG002
+    def make_sum(self, rank: int, workers: int, round: int) -> LowRankReduction:  # noqa: ARG002
         return LowRankReduction(rank, self.collective(workers), self.low, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002

@@ -57,7 +57,7 @@ class Reduction:
         """Whether weighted terms are added, and divided at the end."""
         self._length, self._held = length, empty(0, kind)  # until it begins
         starts = range(0, length, bucket)
-        courses = {size: _Course.of(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
+        courses = {size: _Course.from_table(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
         self._buckets: list[_Bucket] = [  # fragments of a model have not the same number of them
             _Bucket(table, courses[min(bucket, length - start)], number, start, kind)
             for number, start in enumerate(starts)
@@ -183,7 +183,7 @@ class _Course:
     takes: Mapping[int, Sequence[slice]]
 
     @classmethod
-    def of(cls, rank: int, table: Table, size: int) -> _Course:
+    def from_table(cls, rank: int, table: Table, size: int) -> _Course:
         moves = list(table.of(rank, size))
         takes: dict[int, list[slice]] = {}
         for move, part in moves:

@@ -1,6 +1,6 @@
 """The sum of one round of all-reduce: of plain gradients, or of encoded ones.
 
-    of       the sum of a round at one rank: a `Reduction`, or a `PayloadGather`
+    make_sum the sum of a round at one rank: a `Reduction`, or a `PayloadGather`
     brings   a worker's contribution
     gradient the mean gradient [d], from the result
 
@@ -145,7 +145,7 @@ class RoundSums(Protocol):
     def length(self, round: int) -> int:
         """Return the number of elements that represent a gradient in a round, without the TAIL."""
 
-    def of(self, rank: int, workers: int, round: int) -> RoundSum:
+    def make_sum(self, rank: int, workers: int, round: int) -> RoundSum:
         """Return the sum of a round at one rank, before it begins."""
 
     def gradient(self, found: Vector, round: int) -> Vector:
@@ -174,7 +174,7 @@ class DenseSums:
     def length(self, round: int) -> int:  # noqa: ARG002
         return self.elements
 
-    def of(self, rank: int, workers: int, round: int) -> Reduction:  # noqa: ARG002
+    def make_sum(self, rank: int, workers: int, round: int) -> Reduction:  # noqa: ARG002
         return Reduction(rank, self.collective(workers), self.elements + TAIL, self.kind, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
@@ -194,7 +194,7 @@ class ReducedSums:
     def length(self, round: int) -> int:  # noqa: ARG002
         return self.codec.elements(self.layout.length)
 
-    def of(self, rank: int, workers: int, round: int) -> Reduction:
+    def make_sum(self, rank: int, workers: int, round: int) -> Reduction:
         return Reduction(rank, self.collective(workers), self.length(round) + TAIL, self.layout.dtype, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:
@@ -213,7 +213,7 @@ class GatheredSums:
     def length(self, round: int) -> int:  # noqa: ARG002
         return self.layout.length
 
-    def of(self, rank: int, workers: int, round: int) -> PayloadGather:
+    def make_sum(self, rank: int, workers: int, round: int) -> PayloadGather:
         turn = CodecTurn(self.seed, 0, round)
         return PayloadGather(rank, self.collective(workers), self.codec, self.layout, turn)
 
@@ -296,7 +296,7 @@ class ChunkExchange:
         self.round, self.now, self.next = self.round + 1, self.next, self._sum(self.round + 2)
 
     def _sum(self, round: int) -> RoundSum:
-        return self.sums.of(self.group.rank, len(self.group.members), round)
+        return self.sums.make_sum(self.group.rank, len(self.group.members), round)
 
     @property
     def awaited(self) -> Sequence[NodeId]:

@@ -126,7 +126,7 @@ class WorkerGroup:
             return [Send(node, self.view)]
         return [Send(node, self.regroup.own)] if self.regroup and node in self.members else []
 
-    def gone(self, node: NodeId) -> bool:
+    def handle_lost_link(self, node: NodeId) -> bool:
         """Handle a lost link; return whether a member is now missing."""
         self.linked.discard(node)
         self.lost.add(node)
@@ -280,7 +280,7 @@ class WorkerGroup:
             SetTimer(("return",), self.waits.again_ns),
         ]
 
-    def asked_in(self, sender: NodeId) -> bool:
+    def record_readmission(self, sender: NodeId) -> bool:
         """Record a request for readmission; return whether its sender is a member of the view."""
         self.returning.add(sender)
         return sender in self.members

@@ -304,7 +304,7 @@ class SumReading:
         if self.onward:
             return LeafSum(total, found.clients)
         mean = frozen(found.mean.astype(self.kind))
-        vectors = (self.coding.whole(mean, round),) if self.coding else apart(mean, self.rule.vectors)
+        vectors = (self.coding.whole(mean, round),) if self.coding else split(mean, self.rule.vectors)
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))
 
     def facts(self, found: DecodedSum, fixed: RingEncoding) -> dict[str, object]:
@@ -325,7 +325,7 @@ def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
     return counts if any(counts.values()) else {}
 
 
-def apart(vector: Vector, count: int) -> Vectors:
+def split(vector: Vector, count: int) -> Vectors:
     """Split a vector that `client_round.joined` has concatenated."""
     length = vector.size // count
     return tuple(vector[k * length : (k + 1) * length] for k in range(count))
@@ -422,7 +422,7 @@ class RoundBudget(Protocol):
         """Spend the cost of one round, and return its lines of the log.  Raises BudgetError and then spends nothing."""
 
 
-def spent(facts: Mapping[str, int | float | str]) -> Log:
+def log_spent(facts: Mapping[str, int | float | str]) -> Log:
     return Log("spent", facts)
 
 

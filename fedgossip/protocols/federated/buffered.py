@@ -148,7 +148,7 @@ class Buffered(Generic[State]):
             case Started():
                 return self._gather()
             case Stopping():
-                left = [node for node in self.company.here() if node not in self.done]
+                left = [node for node in self.company.list_present() if node not in self.done]
                 return [*self._send_final(left), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
@@ -165,7 +165,7 @@ class Buffered(Generic[State]):
                 missed = Report("missed", [node], self.round)
                 return [missed, *(self._invite() if self._may_be_answered() else self._end_unanswered())]
             case ("gather", int(round)) if self.phase == "gathering" and round == self.round:
-                here = len(self.company.here())
+                here = len(self.company.list_present())
                 if here < self._need:
                     facts = {"clients": here, "needed": self._need}
                     return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
@@ -218,7 +218,7 @@ class Buffered(Generic[State]):
             return self._invite()
         if self.phase != "gathering" or len(company.linked) + len(company.left) < len(company.partners):
             return []
-        if company.missing() or len(company.here()) < self._need:
+        if company.missing() or len(company.list_present()) < self._need:
             return []
         self.phase = "going"
         return self._invite()
@@ -229,7 +229,7 @@ class Buffered(Generic[State]):
             return [] if self.uninformed else self._finish()
         at_its_end = self.settings.endless and node in self.company.left
         effects: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
-        if self.phase == "going" and len(self.company.here()) < self._need:
+        if self.phase == "going" and len(self.company.list_present()) < self._need:
             return [*effects, *self._gather()]
         return [*effects, *self._invite()] if self.phase == "going" else effects
 
@@ -241,7 +241,7 @@ class Buffered(Generic[State]):
             del self.seen[node]
 
     def _may_be_answered(self) -> bool:
-        return self.unanswered < UNANSWERED * max(1, len(self.company.here()))
+        return self.unanswered < UNANSWERED * max(1, len(self.company.list_present()))
 
     def _end_unanswered(self) -> list[Effect]:
         facts = {"clients": self.gathering.clients, "needed": self.settings.goal, "unanswered": self.unanswered}
@@ -249,7 +249,7 @@ class Buffered(Generic[State]):
 
     def _invite(self) -> list[Effect]:
         effects: list[Effect] = []
-        idle = [k for k in self.company.here() if k not in self.flying and self.seen.get(k, -1) < self.round]
+        idle = [k for k in self.company.list_present() if k not in self.flying and self.seen.get(k, -1) < self.round]
         while idle and len(self.flying) < self.settings.at_once:
             draw = stream(self.settings.seed, "next client", self.invitations)
             node = idle.pop(int(draw.integers(len(idle))))
@@ -299,7 +299,7 @@ class Buffered(Generic[State]):
     def _conclude(self, failure: Failure | None = None) -> list[Effect]:
         self.phase, self.failure = "leaving", failure
         self.flying.clear()
-        self.uninformed = set(self.company.here()) - self.done
+        self.uninformed = set(self.company.list_present()) - self.done
         if not self.uninformed:
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns

@@ -40,7 +40,13 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.federated import client_round
-from fedgossip.protocols.federated.aggregation_round import EXHAUSTED, RoundBudget, budget_reached, check_layout, spent
+from fedgossip.protocols.federated.aggregation_round import (
+    EXHAUSTED,
+    RoundBudget,
+    budget_reached,
+    check_layout,
+    log_spent,
+)
 from fedgossip.protocols.federated.client_round import (
     EVERYTHING,
     Chances,
@@ -294,7 +300,7 @@ class Client:
         if self.pending_round >= 0 and invite.counted == self.pending_round:
             self.memory = self.pending
         try:
-            paid = [spent(one) for one in self.purse.pay(invite.round)] if self.purse else []
+            paid = [log_spent(one) for one in self.purse.pay(invite.round)] if self.purse else []
         except BudgetError as error:
             return self._exhausted(invite, error)
         self.pending, self.pending_round = (), -1
@@ -345,7 +351,7 @@ class Client:
             int(metrics.get("tested", 0)) if measured in metrics else 0,
             {name: metrics.get(name, 0.0) for name in self.telling.counts},
         )
-        answer = self.part.trained(self.telling.of(contributed))
+        answer = self.part.trained(self.telling.blank_unsent(contributed))
         effects = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
         score = float(metrics.get("score", 0.0)) if metrics.get("tested") else None
         epsilon = self.purse.epsilon if self.purse else None

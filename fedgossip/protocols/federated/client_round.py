@@ -474,7 +474,7 @@ class SentMetrics:
         """The metric of a training with the score to send: with noise, if that covers it."""
         return SENT_SCORE if "tests" in self.covered else "score"
 
-    def of(self, work: PreparedContribution) -> PreparedContribution:
+    def blank_unsent(self, work: PreparedContribution) -> PreparedContribution:
         """Return the work with blank values for unsent facts."""
         fields = self.fields
         blank: Any = {field: value for field, value in BLANK.items() if field not in fields}

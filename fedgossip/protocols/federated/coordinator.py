@@ -74,7 +74,7 @@ from fedgossip.protocols.federated.aggregation_round import (
     RoundBudget,
     Summation,
     budget_reached,
-    spent,
+    log_spent,
     stepped,
 )
 from fedgossip.protocols.gossip.failures import too_few, used_up
@@ -127,7 +127,7 @@ def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
     return {int(node): int(round) for node, round in facts.items()}
 
 
-def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, ReportedLoss]:
+def read_seen(checkpoint: Checkpoint | None) -> dict[NodeId, ReportedLoss]:
     """Return the last report of each client."""
     facts: Any = checkpoint.facts.get(SEEN, {}) if checkpoint else {}
     return {
@@ -234,7 +234,7 @@ class Coordinator(Generic[State]):
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round that counted each client's contribution."""
-        self.seen: dict[NodeId, ReportedLoss] = seen_in(resumed)
+        self.seen: dict[NodeId, ReportedLoss] = read_seen(resumed)
         """The clients' last reports, if cohorts are drawn by them."""
         self.best = best_in(resumed, settings)
         self.judged = 0
@@ -296,7 +296,7 @@ class Coordinator(Generic[State]):
             case Started():
                 return self._gather()
             case Stopping():
-                left = [node for node in self.company.here() if node not in self.done]
+                left = [node for node in self.company.list_present() if node not in self.done]
                 return [*self._send_final(left), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
@@ -446,7 +446,7 @@ class Coordinator(Generic[State]):
                 self.drawn.update(draw.invited)
             if len(draw.invited) >= self.need:
                 try:
-                    effects += [spent(one) for one in self.purse.pay(self.round)] if self.purse else []
+                    effects += [log_spent(one) for one in self.purse.pay(self.round)] if self.purse else []
                 except BudgetError as error:
                     return [*effects, *self._exhausted(error)]
                 self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
@@ -560,7 +560,7 @@ class Coordinator(Generic[State]):
 
     def _conclude(self, failure: Failure | None = None) -> list[Effect]:
         self.phase, self.exchange, self.failure = "leaving", None, failure
-        self.uninformed = set(self.company.here()) - self.done
+        self.uninformed = set(self.company.list_present()) - self.done
         if not self.settings.informs_uninvited:
             self.uninformed &= self.invited
         if not self.uninformed:

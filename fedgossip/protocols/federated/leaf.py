@@ -274,7 +274,7 @@ class LeafCoordinator:
 
     def _open(self, now_ns: int) -> list[Effect]:
         assert self.asked
-        asked, here, members = self.asked, self.company.here(), self.summing.members
+        asked, here, members = self.asked, self.company.list_present(), self.summing.members
         self.patience_ns, self.began_ns = 0, now_ns
         here = here if members is None else [node for node in here if node in members]
         if len(here) < self.need:
@@ -404,7 +404,7 @@ class LeafCoordinator:
         return [*self._send_final(final), *waits]
 
     def _uninformed(self) -> list[NodeId]:
-        return [node for node in self.company.here() if node not in self.done]
+        return [node for node in self.company.list_present() if node not in self.done]
 
     def _send_final(self, final: Final | None, to: Sequence[NodeId] | None = None) -> list[Effect]:
         if final is None:

@@ -58,7 +58,7 @@ class Clipping(Protocol):
     def clip(self) -> float:
         """The clip of the next round."""
 
-    def after(self, shorter: float, clients: int) -> Clipping:
+    def adapt(self, shorter: float, clients: int) -> Clipping:
         """Return the next one after this noisy sum of the clients' half bits."""
 
 
@@ -274,7 +274,7 @@ class SecureRound:
         self.result, self._facts = reading.result(found, summed.total, self.round), reading.facts(found, self._fixed)
         if self.summing.clipping:
             self._facts["clip"] = self._fixed.clip_l2
-            self.summing.clipping = self.summing.clipping.after(found.shorter, found.clients)
+            self.summing.clipping = self.summing.clipping.adapt(found.shorter, found.clients)
         culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
         effects = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]

@@ -140,7 +140,7 @@ class AsyncGossip(Lifecycle[State]):
                 self._check_made(sender, number)
                 return self._declined(sender, number, now_ns)
             case Query(number):
-                return [Send(sender, self.ledger.asked(sender, number, self.round))]
+                return [Send(sender, self.ledger.answer_offer(sender, number, self.round))]
             case Ack(number):
                 return self._settled(sender, number)
         raise self.misplaced(sender, message, "an asynchronous run")
@@ -207,7 +207,7 @@ class AsyncGossip(Lifecycle[State]):
         return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns)]
 
     def _offer(self, now_ns: int) -> list[Effect]:
-        to = self.pairing.choose([node for node in self.company.here() if node not in self.ledger.open])
+        to = self.pairing.choose([node for node in self.company.list_present() if node not in self.ledger.open])
         if to is None:
             return self._exchange_over(now_ns)
         number = self.ledger.offer(to)
@@ -300,7 +300,7 @@ class AsyncGossip(Lifecycle[State]):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
         self.mute.discard(sender)
         self.company.absent.discard(sender)
         effects: list[Effect] = []
@@ -308,7 +308,7 @@ class AsyncGossip(Lifecycle[State]):
             self.clear.add(sender)
             self.ledger.answers.pop(sender, None)
         elif sender not in self.clear:  # otherwise an overtaken, older goodbye
-            effects.append(Send(sender, self.ledger.asked(sender, leaving.missing, self.round)))
+            effects.append(Send(sender, self.ledger.answer_offer(sender, leaving.missing, self.round)))
         number = self.ledger.open.get(sender)
         if leaving.done and number is not None:  # not answered, and never will be
             effects += self._declined(sender, number, now_ns)
@@ -404,9 +404,9 @@ class Ledger:
         """Return the previous reply to this offer; None for a new one."""
         if number > self.seen.get(sender, -1):
             return None
-        return self.asked(sender, number, round)
+        return self.answer_offer(sender, number, round)
 
-    def asked(self, sender: NodeId, number: int, round: int) -> Answer | Decline:
+    def answer_offer(self, sender: NodeId, number: int, round: int) -> Answer | Decline:
         """Return the outcome of an offer; an unseen one is declined from now on."""
         given = self.answers.get(sender)
         if given and given.number == number:

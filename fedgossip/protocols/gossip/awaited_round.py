@@ -86,7 +86,7 @@ class AwaitedRound(Lifecycle[State]):
         """The partners with a vector in the open round, received or missing."""
 
     @abstractmethod
-    def gone_on(self, node: NodeId) -> bool:
+    def has_advanced(self, node: NodeId) -> bool:
         """Whether `node` has advanced to a later round, so that it sends nothing more of the open one."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class AwaitedRound(Lifecycle[State]):
             return []
         awaited, company = self.awaited, self.company
         for node in awaited.missing:  # as `_complete`, inlined: runs at every message
-            if not (node in company.absent or node in company.left or self.gone_on(node)):
+            if not (node in company.absent or node in company.left or self.has_advanced(node)):
                 return []
         if awaited.alone and (early_ns := self.clock.early_ns(self.began_ns, now_ns)) > 0:
             return [SetTimer(("pace", self.round), early_ns)]
@@ -135,7 +135,7 @@ class AwaitedRound(Lifecycle[State]):
         return all(map(self._will_not_arrive, self.awaited.missing))
 
     def _will_not_arrive(self, node: NodeId) -> bool:
-        return node in self.company.absent or node in self.company.left or self.gone_on(node)
+        return node in self.company.absent or node in self.company.left or self.has_advanced(node)
 
 
 class RoundWithoutAccounts(AwaitedRound[State]):

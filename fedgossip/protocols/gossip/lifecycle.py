@@ -145,7 +145,7 @@ class Lifecycle(ABC, Generic[State]):
         """Handle a partner that is gone, has left or has returned: continue if the peer waited for that."""
 
     @abstractmethod
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
         """Handle the `Leaving` of `sender`, which begins no further round, with its accounts."""
 
     @abstractmethod
@@ -226,7 +226,7 @@ class Lifecycle(ABC, Generic[State]):
 
     def _parted(self, sender: NodeId, message: Leaving, now_ns: int) -> list[Effect]:
         self.company.left.add(sender)
-        effects = self.left(sender, message, now_ns) + self._answer(sender, message)
+        effects = self.handle_leaving(sender, message, now_ns) + self._answer(sender, message)
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
 
     def _answer(self, sender: NodeId, goodbye: Leaving) -> list[Effect]:
@@ -281,13 +281,13 @@ class Lifecycle(ABC, Generic[State]):
             return []
         if company.partners and set(company.partners) <= company.left:
             return self.go_on(now_ns) if self.settings.endless else self.end_with_the_others()
-        if company.partners and not company.here():
+        if company.partners and not company.list_present():
             return []  # wait for the start timer
         return self.go_on(now_ns)
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.awaited() or self.company.missing()
-        if not (self.company.here() or self.eager):
+        if not (self.company.list_present() or self.eager):
             report = Report("nobody_came", missing, self.round)
             return [report, *self._finish(no_neighbour_joined(missing))]
         self.company.absent.update(missing)

@@ -39,7 +39,7 @@ class Mailbox:
     def has(self, node: NodeId, round: int) -> bool:
         return node in self.of.get(round, ())
 
-    def here(self, round: int) -> Mapping[NodeId, Model | RelaySum]:
+    def get_received(self, round: int) -> Mapping[NodeId, Model | RelaySum]:
         """Return the received models of a round, by sender."""
         return self.of.get(round, {})
 
@@ -119,7 +119,7 @@ class Sources:
     missing: set[NodeId] = field(default_factory=set)
 
     @classmethod
-    def of(cls, nodes: Iterable[NodeId], here: Callable[[NodeId], bool]) -> Sources:
+    def from_nodes(cls, nodes: Iterable[NodeId], here: Callable[[NodeId], bool]) -> Sources:
         every = frozenset(nodes)
         return cls(every, {node for node in every if not here(node)})
 
@@ -144,7 +144,7 @@ class OwnWeights:
     """All other nodes of the row, and all targets."""
 
     @classmethod
-    def of(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
+    def from_mixing(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
         row, targets = mixing.row(node), mixing.targets(node)
         others = frozenset(row.keys() - {node})
         return cls(row, targets, others, others.difference(targets), others.union(targets))
@@ -162,7 +162,7 @@ class ExchangedRound:
     sources: Sources = field(default_factory=Sources)
 
     @classmethod
-    def of(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
+    def from_weights(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
         """Return the round of a node with these weights; the models of the nodes `here` have already arrived."""
         return cls(own.row, own.one_way, Sources(own.others, set(own.others).difference(here)))
 
@@ -208,7 +208,7 @@ def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId])
     return {partner: schedule.period * hops.get(partner, 1) for partner in partners}
 
 
-def given_up(schedule: MixingSchedule, node: NodeId, until: int, needed: NodeId, round: int) -> bool:
+def has_skipped(schedule: MixingSchedule, node: NodeId, until: int, needed: NodeId, round: int) -> bool:
     """Whether `node`, now in round `until`, has advanced from `round` without the model of `needed`."""
     last = min(until, round + (schedule.period or LEAD_ROUNDS))
     return any(node in schedule.mixing(r).targets(needed) for r in range(round, last))

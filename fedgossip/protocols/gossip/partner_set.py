@@ -105,7 +105,7 @@ class PartnerSet:
         """The partners with a link now or before."""
         return self._lives.keys()
 
-    def here(self) -> list[NodeId]:
+    def list_present(self) -> list[NodeId]:
         """Return the connected, not departed partners, ascending."""
         return [node for node in self.partners if node in self.linked and node not in self.left]
 
@@ -131,13 +131,13 @@ class PartnerSet:
         if not missing or missing == self._told:
             return [again]
         self._told = missing
-        facts = {"missing": missing[:NAMED], "here": len(self.here()), "of": len(self.partners)}
+        facts = {"missing": missing[:NAMED], "here": len(self.list_present()), "of": len(self.partners)}
         return [Report("awaits", facts, round), again]
 
     @property
     def deserted(self) -> bool:
         """Whether the others have ended: no partner is connected, and at least one has left."""
-        return not self.here() and any(node in self.left for node in self.partners)
+        return not self.list_present() and any(node in self.left for node in self.partners)
 
     def check(self, sender: NodeId, what: str) -> None:
         """Raise ProtocolError for a message from a non-partner."""

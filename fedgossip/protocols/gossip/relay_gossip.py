@@ -90,7 +90,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
         self.clock.note_arrival(now_ns)  # sums received before this were in time
-        self.sources = Sources.of(self.neighbours, lambda j: self.mailbox.has(j, self.round))
+        self.sources = Sources.from_nodes(self.neighbours, lambda j: self.mailbox.has(j, self.round))
         self.company.meets(self.neighbours, self.round)
         self.carried.expect(self.neighbours)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
@@ -161,7 +161,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
     def awaited(self) -> Sources:
         return self.sources
 
-    def gone_on(self, node: NodeId) -> bool:
+    def has_advanced(self, node: NodeId) -> bool:
         return self.mailbox.newest.get(node, -1) > self.round
 
     def end_round(self, now_ns: int) -> list[Effect]:
@@ -183,7 +183,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         received, counts = (np.zeros_like(one) for one in self._get_previous())
         for place, j in enumerate(self.neighbours):
             if self.mailbox.has(j, self.round):
-                message = self.mailbox.here(self.round)[j]
+                message = self.mailbox.get_received(self.round)[j]
                 assert isinstance(message, RelaySum)
                 received[place], counts[place] = message.vectors[0], message.count
                 self.carried.mark_mixed(j)
@@ -205,7 +205,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
         self.mailbox.note_round(sender, leaving.round)
         if leaving.done:
             self.company.done.add(sender)

@@ -60,7 +60,7 @@ from fedgossip.protocols.gossip.mailbox import (
     MixingSchedule,
     OwnWeights,
     Sources,
-    given_up,
+    has_skipped,
     is_constant,
     leads_of,
     view_of,
@@ -130,9 +130,9 @@ class SyncGossip(AwaitedRound[State]):
         self.phase = "waiting"
         self.clock.note_arrival(now_ns)  # models received before this were in time
         if not (self.own.row and is_constant(self.schedule)):
-            self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
+            self.own = OwnWeights.from_mixing(self.node, self.schedule.mixing(self.round))
         targets = self.own.targets
-        self.open = ExchangedRound.of(self.own, self.mailbox.here(self.round))
+        self.open = ExchangedRound.from_weights(self.own, self.mailbox.get_received(self.round))
         self.company.meets(self.own.met, self.round)
         self.carried.expect(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
@@ -160,7 +160,7 @@ class SyncGossip(AwaitedRound[State]):
         return effects
 
     def _is_skipped_by(self, node: NodeId, round: int) -> bool:
-        return given_up(self.schedule, node, round, self.node, self.round)
+        return has_skipped(self.schedule, node, round, self.node, self.round)
 
     def ask(self, times: int) -> list[Effect]:
         silent = self.open.one_way | self.company.absent
@@ -201,7 +201,7 @@ class SyncGossip(AwaitedRound[State]):
     def awaited(self) -> Sources:
         return self.open.sources
 
-    def gone_on(self, node: NodeId) -> bool:
+    def has_advanced(self, node: NodeId) -> bool:
         return self.mailbox.newest.get(node, -1) > self.round
 
     def end_round(self, now_ns: int) -> list[Effect]:
@@ -224,7 +224,7 @@ class SyncGossip(AwaitedRound[State]):
         return effects + self.go_on(now_ns)
 
     def _combined(self, row: Mapping[NodeId, float], own: Vectors) -> Vectors:
-        here, node = self.mailbox.here(self.round), self.node
+        here, node = self.mailbox.get_received(self.round), self.node
         inputs = [own if j == node else here[j].vectors for j in row]
         if self.combine.linear:
             return tuple([_mixed(list(zip(row.values(), of, strict=True))) for of in zip(*inputs, strict=True)])
@@ -237,7 +237,9 @@ class SyncGossip(AwaitedRound[State]):
         for j in sources.missing:
             self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
         here = sources.all.difference(sources.missing) if sources.missing else sources.all
-        mixed = self.ledger.counted(round, here.difference(one_way) if one_way else here, self.mailbox.here(round))
+        mixed = self.ledger.counted(
+            round, here.difference(one_way) if one_way else here, self.mailbox.get_received(round)
+        )
         mixed += here.intersection(one_way) if one_way else ()
         self.carried.mark_mixed(*mixed)
         if len(mixed) == len(sources.all):
@@ -286,7 +288,7 @@ class SyncGossip(AwaitedRound[State]):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
         if leaving.done:
             self.company.done.add(sender)
         effects = self._account(sender, leaving.round, leaving.used, leaving.missing, now_ns)

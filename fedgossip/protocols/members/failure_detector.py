@@ -204,7 +204,7 @@ class Dissemination:
     def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
         """Send this roster's numbers to `node`, so that it sends the missing entries."""
         self._compared[node] = now_ns
-        return Send(node, Compare(roster.known()))
+        return Send(node, Compare(roster.summarise()))
 
     def differs(self, node: NodeId, roster: Roster, now_ns: int) -> list[Effect]:
         """Compare with a member with another digest, at most once within a period."""
@@ -249,7 +249,7 @@ class PartitionWatch:
         self._lost[node] = now_ns
         return SetTimer(("member", "partition"), 2 * self._period_ns)
 
-    def found(self, node: NodeId) -> list[Effect]:
+    def record_return(self, node: NodeId) -> list[Effect]:
         """Record a returned member; if it was reported, set a timer for all that return with it."""
         self._lost.pop(node, None)
         if node not in self._apart:

@@ -163,7 +163,7 @@ class Member:
             case PeerJoined(node) if self._seeking:
                 return self.taker.joined(node)
             case PeerGone(node) if self._seeking:
-                return self.taker.gone(node)
+                return self.taker.handle_lost_link(node)
         return []
 
     def _unless_refused(self, act: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
@@ -251,7 +251,7 @@ class Member:
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
         """Wait while a linked member has begun, else end: members that also wait have no model."""
         members = self.membership
-        begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
+        begun = [node for node in members.list_peers() if node in members.linked and members.reached.get(node, -1) >= 0]
         if members.contact and begun:
             return [self._start_timer()]
         if members.contact:
@@ -276,7 +276,7 @@ class Member:
         if not members.informed(now_ns):
             return effects
         reached = max(members.network_round(), min(start.round, max(members.claims(), default=start.round)))
-        there = members.roster.takes_part(members.node, reached) and not members.roster.gone(members.node)
+        there = members.roster.takes_part(members.node, reached) and not members.roster.is_gone(members.node)
         self.since = reached if there else boundary_after(reached)
         if self.since >= self.rounds:
             return [Report("too_late", {"round": reached, "rounds": self.rounds}, reached), *self._stop(now_ns)]
@@ -309,7 +309,7 @@ class Member:
     def _claims(self) -> list[int]:
         members = self.membership
         partners = members.schedule().partners(members.node) if self._early else ()
-        claims = {node: members.reached[node] for node in members.others() if node in members.reached}
+        claims = {node: members.reached[node] for node in members.list_peers() if node in members.reached}
         for sender, model in self._early.items():
             if sender in partners:
                 claims[sender] = max(model.round, claims.get(sender, -1))

@@ -211,7 +211,7 @@ class Membership:
         self.linked.add(node)
         self.lives[node], self._came[node] = incarnation, now_ns
         self._detector.heard[node] = now_ns
-        joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
+        joined: list[Outcome] = [] if self.roster.is_gone(node) else [PeerJoined(node, incarnation)]
         ask: list[Outcome] = [self._detector.ping(node)] if self.round < 0 else []  # asks for the others' round
         return [*joined, self._spread.compare(node, self.roster, now_ns), *ask]
 
@@ -298,7 +298,7 @@ class Membership:
             self.returning = self.contact = True
             return []
         suspected = self.suspects.pop(node, None)
-        if suspected and not before.gone(node):
+        if suspected and not before.is_gone(node):
             effects.append(self._report("refuted", node))
         if entry.until >= 0 and (known is None or known.until < 0):
             if entry.until < self.rounds:  # otherwise its run has ended
@@ -311,10 +311,10 @@ class Membership:
         """Handle another member's verdict: ping the judged member, as on a suspicion."""
         node = verdict.node
         if node == self.node:
-            if not self.announced and self.roster.of_others().gone(node):  # of an earlier life
+            if not self.announced and self.roster.without_owner().is_gone(node):  # of an earlier life
                 self.returning = self.contact = True
             return self._refute()
-        counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
+        counts = verdict in self.roster.standing(node) and not self.roster.is_gone(node)
         if verdict.by == self.node or not counts or node in self.suspects or not self._other(node):
             return []
         return (
@@ -342,7 +342,7 @@ class Membership:
         effects: list[Outcome] = [self._report("refuted", node)] if refuted else []
         if node in self.linked:
             effects.append(PeerJoined(node, self.lives.get(node, 0)))
-        return [*effects, *self._partition.found(node)]
+        return [*effects, *self._partition.record_return(node)]
 
     def _revoked(self, node: NodeId, revocation: Revocation) -> list[Outcome]:
         """Handle a revocation: send it to `node`, and nothing more."""
@@ -387,7 +387,7 @@ class Membership:
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         lost = self._partition.parted(now_ns, self._window_ns())
-        here = sorted([self.node, *self.others()])
+        here = sorted([self.node, *self.list_peers()])
         return [self._report("partition", {"unreachable": lost, "here": here})] if lost else []
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Membership:
         self._partners = schedule.partners(self.node)
         return schedule
 
-    def others(self) -> list[NodeId]:
+    def list_peers(self) -> list[NodeId]:
         """Return all other members that are neither gone nor leaving, ascending."""
         return [node for node in self.roster.present() if node != self.node]
 
@@ -449,7 +449,9 @@ class Membership:
         checked.
         """
         just_now = now_ns - 2 * self.settings.period_ns
-        unreported = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
+        unreported = [
+            node for node in self.list_peers() if node not in self.reached and self._came.get(node, 0) > just_now
+        ]
         return (len(self.claims()) >= 2 or not unreported) and self.suspects.keys() <= self._detector.heard.keys()
 
     def _tick(self, now_ns: int) -> list[Outcome]:
@@ -459,7 +461,7 @@ class Membership:
         there = {node for node in self.watched() if not self._not_begun(node)}
         if (node := self._detector.next(there)) is not None:
             effects += self._detector.ask(node, now_ns)
-        gone = [node for node in self.linked if self.roster.gone(node)]
+        gone = [node for node in self.linked if self.roster.is_gone(node)]
         if gone and self._ticks % 2 == 0:  # it may only have been cut off
             effects.append(self._detector.ping(gone[int(self._rng.integers(len(gone)))]))
         return effects
@@ -478,7 +480,9 @@ class Membership:
         if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
             return []
         self._swept_ns = now_ns
-        return [effect for node in self.others() if node in self.linked for effect in self._detector.ask(node, now_ns)]
+        return [
+            effect for node in self.list_peers() if node in self.linked for effect in self._detector.ask(node, now_ns)
+        ]
 
     def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
         if node in self.suspects or not self._other(node) or self.roster.has_verdict(self.node, node):
@@ -554,7 +558,7 @@ class Membership:
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
-        if since >= 0 and self.roster.of_others().end(self.node) <= round + 1:  # from the others' view
+        if since >= 0 and self.roster.without_owner().end(self.node) <= round + 1:  # from the others' view
             since = max(since, boundary_after(round))
         return self._announce(replace(self.me, since=since))
 

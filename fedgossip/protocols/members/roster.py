@@ -58,7 +58,7 @@ def boundary_after(round: int) -> int:
 NOBODY = -1
 
 REVOKED = 1
-"""The number in `known` of a revoked member, regardless of its entry."""
+"""The number in `summarise` of a revoked member, regardless of its entry."""
 
 SILENT_ROUNDS = 64
 """Distance in rounds from a refuted verdict within which its judge's verdicts do not count."""
@@ -158,11 +158,11 @@ class Roster:
 
     # --- participants -------------------------------------------------------------------------------------------------
 
-    def of_others(self) -> Roster:
+    def without_owner(self) -> Roster:
         """Return this roster as seen by no member: without the weight of this peer's verdicts."""
         return replace(self, own=NOBODY)
 
-    def gone(self, node: NodeId) -> bool:
+    def is_gone(self, node: NodeId) -> bool:
         """Return whether enough verdicts make `node` gone, without a refutation."""
         return node in self.excluded()
 
@@ -296,7 +296,7 @@ class Roster:
 
     # --- comparison with others ---------------------------------------------------------------------------------------
 
-    def known(self) -> tuple[tuple[NodeId, int, int], ...]:
+    def summarise(self) -> tuple[tuple[NodeId, int, int], ...]:
         """Return (node, incarnation, hash of the verdicts on it) of all, ascending: the content of `Compare`.
 
         The hash is 0 without verdicts; of a revoked member it is REVOKED, and the incarnation 0.
@@ -315,13 +315,13 @@ class Roster:
 
     @cached_property
     def _digest(self) -> str:
-        return f"{seeds.integer(0, 'roster', *(number for known in self.known() for number in known)):016x}"
+        return f"{seeds.integer(0, 'roster', *(number for known in self.summarise() for number in known)):016x}"
 
     def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:
         """Return the updates that a member with the numbers `known` lacks."""
         theirs = {node: (incarnation, their_hash) for node, incarnation, their_hash in known}
         news: list[News] = []
-        for node, incarnation, own_hash in self.known():
+        for node, incarnation, own_hash in self.summarise():
             have, their_hash = theirs.get(node, (-1, 0))
             if own_hash == their_hash == REVOKED or (their_hash == REVOKED and own_hash != REVOKED):
                 continue
@@ -336,7 +336,7 @@ class Roster:
 
     def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
         """Return whether a member with the numbers `known` may have updates that are missing here."""
-        ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.known()}
+        ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.summarise()}
         here = ((life, their_hash, *ours.get(node, (0, 0))) for node, life, their_hash in known)
         return any(
             own_hash != REVOKED and (life > own or their_hash not in (0, own_hash))

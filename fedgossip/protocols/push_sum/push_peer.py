@@ -179,7 +179,7 @@ class PushPeer(Lifecycle[State]):
 
     def free(self, targets: Sequence[NodeId]) -> list[NodeId]:
         """Return the connected targets without an open parcel."""
-        here = set(self.company.here())
+        here = set(self.company.list_present())
         return [to for to in targets if to in here and to not in self.arcs.out]
 
     def give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
@@ -240,7 +240,7 @@ class PushPeer(Lifecycle[State]):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+    def handle_leaving(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
         self.heard.add(sender)
         if leaving.done:
             self.company.done.add(sender)

@@ -153,7 +153,7 @@ class SyncPushSum(PushPeer[State]):
     def _blocked(self) -> set[NodeId]:
         """Return the receivers without an acceptance of the last parcel."""
         targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
-        return targets & self.arcs.out.keys() & set(self.company.here())
+        return targets & self.arcs.out.keys() & set(self.company.list_present())
 
     def _share(self, now_ns: int) -> list[Effect]:
         mixing = self.schedule.mixing(self.round)
@@ -162,12 +162,12 @@ class SyncPushSum(PushPeer[State]):
         given = {to: shares[to] for to in self.free(targets)}
         withheld = [to for to in targets if to not in given]
         self.kept = row[self.node] + sum(shares[to] for to in withheld)
-        self.sources = Sources.of(row.keys() - {self.node}, lambda j: self.mail.has(j, self.round))
+        self.sources = Sources.from_nodes(row.keys() - {self.node}, lambda j: self.mail.has(j, self.round))
         self.phase, self.sent_ns = "waiting", now_ns
         effects: list[Effect] = [Outgoing(self.round + 1, self.learner.seen)]
         effects += self.give(given, now_ns)
         effects += [Report("withheld", to, self.round) for to in withheld]
-        effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.here()]
+        effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.list_present()]
         effects.append(SetTimer(("deadline", self.round), self.wait.now_ns()))
         return effects + self._mix_if_complete(now_ns)
 
@@ -268,7 +268,7 @@ class AsyncPushSum(PushPeer[State]):
         effects = self.give(given, now_ns)
         self.learner.mixed(part_of(self.learner.outgoing, 1.0 - sum(given.values())))
         effects += self.round_done({}, {})
-        if shares or not set(targets) & set(self.company.here()) or self.round >= self.settings.rounds:
+        if shares or not set(targets) & set(self.company.list_present()) or self.round >= self.settings.rounds:
             return effects + self.go_on(now_ns)
         self.phase = "pausing"
         return [*effects, SetTimer(("pause", self.round), self.deadline.now_ns())]

@@ -85,7 +85,7 @@ class PushIntake:
             self._count(push, clocks)
             return no_rows(self.kind)
         place, digest = (push.shard, sender), push.digest if isinstance(push, RowPush) else ""
-        keys = self.lists.of(sender, push.shard, digest) if digest else None
+        keys = self.lists.find(sender, push.shard, digest) if digest else None
         begun, arriving = self._arriving.get(place) or (digest, self._assembly(push, keys, width))
         self._check_piece(sender, push, clocks, arriving, same=begun == digest)
         if arriving.has(push.start):
@@ -195,7 +195,7 @@ class WaitingPulls:
         """The workers with an unanswered pull."""
         return {worker for _, worker in self.held}
 
-    def given(self, places: Collection[Place]) -> int:
+    def find_answered(self, places: Collection[Place]) -> int:
         """Return the clock for which all of these places have been answered."""
         return min((self._answered.get(place, 0) for place in places), default=0)
 

@@ -266,7 +266,7 @@ class KeyLists:
             or message.schema != self.schema
         ):
             raise ProtocolError(f"{what} of another layout", "Have all the same experiment file?", peer=sender)
-        whole = self.of(sender, message.shard, message.among)
+        whole = self.find(sender, message.shard, message.among)
         if whole is None:
             return
         if whole.size != message.count:
@@ -276,7 +276,7 @@ class KeyLists:
             raise ProtocolError(f"{what} under the name of others", peer=sender)
         self._of[message.shard, sender].store(message.digest, keys)
 
-    def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
+    def find(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
         """Return a list referenced by a worker, or None; only a `used` one is stored for longer."""
         lists = self._of.get((shard, sender))
         return None if lists is None else lists.peek(digest)

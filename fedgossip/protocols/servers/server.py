@@ -325,7 +325,7 @@ class ParameterServer:
                 return []
             case NoRows():
                 return self._pushed(sender, message, now_ns)
-        keys = self.lists.of(sender, message.shard, message.digest)
+        keys = self.lists.find(sender, message.shard, message.digest)
         over = isinstance(message, RowPush) and message.clock < self.shards[message.shard].clocks[sender]
         if keys is None and not over:
             return [Send(sender, KeysWanted(self.epoch, message.shard, message.digest))]
@@ -461,7 +461,7 @@ class ParameterServer:
 
     def _report_clocks(self) -> list[Effect]:
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
-        given = self.pulls.given(there) if self.shards else self.tenure.copied(self.workers.present)
+        given = self.pulls.find_answered(there) if self.shards else self.tenure.copied(self.workers.present)
         if given <= self.told or not all(self.links[worker].idle for _, worker in there):
             return []
         self.told = given

@@ -114,7 +114,7 @@ class ShardClocks(ABC):
         return ()
 
     @abstractmethod
-    def become(
+    def overwrite(
         self,
         state: DescentState | RowTable,
         closed: int,
@@ -171,7 +171,7 @@ class StepPerClock(ShardClocks):
     def extra(self) -> Sequence[Content]:
         return (self.before,)
 
-    def become(
+    def overwrite(
         self,
         state: DescentState | RowTable,
         closed: int,
@@ -241,7 +241,7 @@ class StepPerPush(ShardClocks):
         super().__init__(descent, x, workers, rounds)
         self.staleness, self.damped = staleness, damped
 
-    def become(
+    def overwrite(
         self,
         state: DescentState | RowTable,
         closed: int,  # noqa: ARG002
@@ -323,10 +323,10 @@ def restore(shards: Mapping[int, ShardClocks], kept: Checkpoint) -> list[int]:
         if isinstance(clocks.state, RowTable):
             table = _restored_rows(clocks.state, arrays, facts["state"])
             before = _restored_before(table, arrays, facts["state"]) if clocks.extra else table
-            clocks.become(table, *at, [before] * len(clocks.extra))
+            clocks.overwrite(table, *at, [before] * len(clocks.extra))
             continue
         extra = [arrays.pop(f"extra{place}") for place in range(len(clocks.extra))]
-        clocks.become(restored(clocks.state, arrays, facts["state"]), *at, extra)
+        clocks.overwrite(restored(clocks.state, arrays, facts["state"]), *at, extra)
     return missing
 
 

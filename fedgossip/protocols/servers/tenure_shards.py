@@ -231,18 +231,18 @@ def fits(message: ChangeMessage | CopyMessage, clocks: ShardClocks) -> bool:
     return isinstance(message, RowStep) == of_rows
 
 
-def become(clocks: ShardClocks, message: CopyMessage, whole: Whole) -> None:
+def overwrite_shard(clocks: ShardClocks, message: CopyMessage, whole: Whole) -> None:
     """Overwrite a shard with a received copy."""
     if isinstance(clocks.state, RowTable):
         names = sorted(clocks.state.numbers)
         table, before = _tables(clocks, cast("Rows | None", whole), dict(zip(names, message.counts, strict=True)))
-        clocks.become(table, message.closed, message.steps, message.clocks, before)
+        clocks.overwrite(table, message.closed, message.steps, message.clocks, before)
         return
     arrays, numbers = saved(clocks.state)
     parts = [frozen(np.array(part)) for part in np.split(cast(Vector, whole), arrays_of(clocks))]
     facts = dict(zip(sorted(numbers), message.counts, strict=True))
     state = restored(clocks.state, dict(zip(sorted(arrays), parts, strict=False)), facts)
-    clocks.become(state, message.closed, message.steps, message.clocks, parts[len(arrays) :])
+    clocks.overwrite(state, message.closed, message.steps, message.clocks, parts[len(arrays) :])
 
 
 def _tables(clocks: ShardClocks, rows: Rows | None, numbers: dict[str, int]) -> tuple[RowTable, list[RowTable]]:
@@ -355,7 +355,7 @@ class ShardCopies:
         return self.links[sender].took(PieceTaken(*message.name))
 
     def _overwrite(self, number: int, message: CopyMessage, whole: Whole) -> None:
-        become(self.here[number], message, whole)
+        overwrite_shard(self.here[number], message, whole)
         self.numbers[number] = message.number
         self.current.add(number)
         self._valid.add(number)

@@ -65,10 +65,10 @@ def link_of(count: int, at: int = 0) -> tuple[ChunkLink, list[object]]:
 def test_what_a_later_answer_passes_over_goes_again_at_once_and_alone() -> None:
     link, effects = link_of(6)
     assert sent(effects) == [0, 1, 2, 3]
-    assert sent(link.taken(chunk(0).name, 5_000_000)) == [4]
-    assert sent(link.taken(chunk(2).name, 5_000_000)) == [1, 5], "1 is lost: 3 and 4 were sent after 2"
-    assert sent(link.taken(chunk(3).name, 6_000_000)) == [], "1 is under way for the second time"
-    assert sent(link.taken(chunk(1).name, 10_000_000)) == [4], "that was sent before 1 went again"
+    assert sent(link.handle_acknowledgement(chunk(0).name, 5_000_000)) == [4]
+    assert sent(link.handle_acknowledgement(chunk(2).name, 5_000_000)) == [1, 5], "1 is lost: 3 and 4 were sent after 2"
+    assert sent(link.handle_acknowledgement(chunk(3).name, 6_000_000)) == [], "1 is under way for the second time"
+    assert sent(link.handle_acknowledgement(chunk(1).name, 10_000_000)) == [4], "that was sent before 1 went again"
 
 
 def asked(effects: list[object]) -> list[ChunksAsked]:
@@ -91,7 +91,7 @@ def test_after_a_timeout_it_is_asked_what_is_there_and_the_rest_alone_goes_again
 def test_what_was_sent_after_a_question_is_not_lost_by_its_answer() -> None:
     link, effects = link_of(6)
     (question,) = asked(link.again(*timers(effects), SECOND))
-    assert sent(link.taken(chunk(1).name, 2 * SECOND)) == [0, 4], "a gap"
+    assert sent(link.handle_acknowledgement(chunk(1).name, 2 * SECOND)) == [0, 4], "a gap"
     assert sent(link.handle(ChunksHere(question.number, ()), 2 * SECOND)) == [2, 3], "4, and 0 again, came after it"
 
 
@@ -105,7 +105,7 @@ def test_a_slow_link_carries_nothing_twice_and_is_measured() -> None:
         effects = said
         assert sent(said) == []
     for step in range(4):
-        assert sent(link.taken(chunk(step).name, 8 * SECOND + step)) == []
+        assert sent(link.handle_acknowledgement(chunk(step).name, 8 * SECOND + step)) == []
     assert link.round_trips.timeout_ns >= 16 * SECOND, "twice what an answer took"
     for question in questions:
         assert sent(link.handle(ChunksHere(question.number, question.names), 9 * SECOND)) == []
@@ -145,7 +145,7 @@ def test_a_timer_is_of_the_last_answer() -> None:
     link, effects = link_of(3)
     before = timers(effects)
     assert len(before) == 1, "it runs from the first on"
-    after = timers(link.taken(chunk(0).name, 1_000_000))
+    after = timers(link.handle_acknowledgement(chunk(0).name, 1_000_000))
     assert link.again(*before, SECOND) == []
     assert len(asked(link.again(*after, SECOND))) == 1
     link.drop()

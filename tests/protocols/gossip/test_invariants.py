@@ -203,7 +203,7 @@ def test_nobody_is_here_and_gone_at_once(ops: Any) -> None:
             news = company.lost(node, 3)
             assert node not in company.linked and not (news and node in company.left)
             assert not company.lost(node, 3), "once is enough"
-        here = set(company.here())
+        here = set(company.list_present())
         assert here <= company.linked - company.left
         assert not set(company.awaited()) & (company.linked | company.left | company.absent)
         assert not set(company.missing()) & (company.linked | company.left)
@@ -214,7 +214,7 @@ def test_nobody_is_here_and_gone_at_once(ops: Any) -> None:
 def test_the_sources_of_a_round_are_its_row_and_those_one_way_hear_nothing(arcs: Any) -> None:
     mixing = build(Topology.from_edges(6, sorted(arcs), name="any", directed=True), "push")
     for node in range(6):
-        round = ExchangedRound.of(OwnWeights.of(node, mixing), range(0, 6, 2))
+        round = ExchangedRound.from_weights(OwnWeights.from_mixing(node, mixing), range(0, 6, 2))
         sources = {u for u, v in arcs if v == node}
         assert round.sources.all == sources >= round.sources.missing == {j for j in sources if j % 2}
         assert round.one_way == sources - {v for u, v in arcs if u == node}

@@ -126,7 +126,7 @@ def test_only_those_that_were_lost_are_named_and_only_those_named_come_back(what
                 watch.lost(node, now_ns)
                 ever.add(node)
             case "found":
-                assert not watch.found(node) or node in named
+                assert not watch.record_return(node) or node in named
             case "parted":
                 found = watch.parted(now_ns, 10)
                 assert set(found) <= ever and len(found) != 1

@@ -61,7 +61,7 @@ def state_of(member: Membership, node: int) -> str:
         return "away"
     if roster.entries[node].until >= 0:
         return "left"
-    if roster.gone(node):
+    if roster.is_gone(node):
         return "gone"
     if node in member.suspects:
         return "suspected"

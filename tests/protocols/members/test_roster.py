@@ -71,8 +71,8 @@ def test_any_order_and_duplication_of_news_gives_the_same_roster(news: list[News
 @given(st.lists(said, max_size=8), st.lists(said, max_size=8))
 def test_two_that_compare_know_the_same_afterwards(ours: list[News], theirs: list[News]) -> None:
     one, other = taken(ours), taken(theirs)
-    met = merge(one, other.newer_than(one.known()), TRUST).roster
-    back = merge(other, one.newer_than(other.known()), TRUST).roster
+    met = merge(one, other.newer_than(one.summarise()), TRUST).roster
+    back = merge(other, one.newer_than(other.summarise()), TRUST).roster
     assert met == back
 
 
@@ -155,8 +155,8 @@ def test_the_order_in_which_one_hears_of_a_revocation_does_not_matter() -> None:
     rosters = [taken(*([item] for item in order)) for order in itertools.permutations(news)]
     assert len({roster.digest() for roster in rosters}) == 1
     assert {roster.participants(9) for roster in rosters} == {(0, 2, 3)}
-    told = merge(ROSTER, rosters[0].newer_than(ROSTER.known()), TRUST).roster
-    assert told.digest() == rosters[0].digest() and not told.lacks(rosters[0].known())
+    told = merge(ROSTER, rosters[0].newer_than(ROSTER.summarise()), TRUST).roster
+    assert told.digest() == rosters[0].digest() and not told.lacks(rosters[0].summarise())
 
 
 def test_only_the_organiser_revokes_and_only_who_is_meant() -> None:

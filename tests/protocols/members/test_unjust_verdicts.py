@@ -120,7 +120,7 @@ def test_a_liar_does_not_keep_the_others_from_noticing_a_crash() -> None:
     w.run(8)
     w.crash(4)
     w.run(15)
-    assert all(w.machines[node].membership.roster.gone(4) for node in (0, 2, 3, 5))
+    assert all(w.machines[node].membership.roster.is_gone(4) for node in (0, 2, 3, 5))
     assert w.machines[0].membership.roster.participants(10**6) == (0, 1, 2, 3, 5)
 
 
@@ -154,8 +154,8 @@ def risen(node: NodeId, life: int) -> Entry:
 def test_as_many_judges_are_needed_as_the_network_has_a_quorum(n: int, needed: int) -> None:
     assert quorum(n) == needed
     votes = [said(0, by) for by in range(1, needed + 1)]
-    assert not roster_of(n, votes[: needed - 1], own=-1).gone(0)
-    assert roster_of(n, votes[:needed], own=-1).gone(0)
+    assert not roster_of(n, votes[: needed - 1], own=-1).is_gone(0)
+    assert roster_of(n, votes[:needed], own=-1).is_gone(0)
 
 
 def test_the_end_is_not_earlier_than_some_honest_judge_says() -> None:
@@ -174,8 +174,8 @@ def test_the_last_of_three_and_two_of_eight_that_are_cut_off_judge_alone() -> No
 def test_a_verdict_that_was_refuted_silences_its_judge_for_a_while_except_where_enough_agreed() -> None:
     alone = [said(1, 2), risen(1, 5)]
     assert not roster_of(4, alone).voice(2, 12 + SILENT_ROUNDS - 1) and roster_of(4, alone).voice(2, 12 + SILENT_ROUNDS)
-    assert not roster_of(4, [*alone, said(3, 2, 16), said(3, 0, 16)], own=1).gone(3)
-    assert roster_of(4, [*alone, said(3, 1, 16), said(3, 0, 16)], own=1).gone(3)
+    assert not roster_of(4, [*alone, said(3, 2, 16), said(3, 0, 16)], own=1).is_gone(3)
+    assert roster_of(4, [*alone, said(3, 1, 16), said(3, 0, 16)], own=1).is_gone(3)
     together = [said(1, 2), said(1, 3), risen(1, 5)]  # as after a partition
     assert roster_of(4, together).voice(2, 12) and roster_of(4, together).voice(3, 12)
 
