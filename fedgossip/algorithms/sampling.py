@@ -123,11 +123,11 @@ class BySize:
             def some() -> np.ndarray:
                 return np.searchsorted(ends, random.integers(ends[-1], size=DRAWN_AT_ONCE), side="right")
 
-            def others(places: np.ndarray) -> np.ndarray:
+            def order_rest(places: np.ndarray) -> np.ndarray:
                 sizes = np.diff(ends, prepend=0)[places]
                 return places[np.argsort(-np.log1p(-random.random(len(places))) / sizes, kind="stable")]
 
-            order = _read_order(len(nodes), some, others)
+            order = _read_order(len(nodes), some, order_rest)
             return _first((int(nodes[place]) for place in order), here, self.count, self.over)
         clients = sorted(self.sizes)
         draws = random.random(len(clients))

@@ -17,12 +17,12 @@ BLOCK_MAX = 1 << 20
 
 
 def _plain(codec: Codec) -> Callable[[str, list[str]], Codec]:
-    def made(name: str, given: list[str]) -> Codec:
+    def make(name: str, given: list[str]) -> Codec:
         if given:
             raise ConfigError(f"{name}: {codec.name} takes no number", f'Write "{codec.name}".')
         return codec
 
-    return made
+    return make
 
 
 def _share(name: str, given: list[str]) -> float:

@@ -171,7 +171,7 @@ def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, A
 def own(name: str, kind: Callable[..., Made]) -> Method:
     """Return the method of a user's class, checked in every round.  Making it raises ConfigError for a bad class."""
 
-    def made(**given: Any) -> Made:
+    def make(**given: Any) -> Made:
         try:
             algorithm = kind(**given)
         except Exception as error:
@@ -179,8 +179,8 @@ def own(name: str, kind: Callable[..., Made]) -> Method:
             raise ConfigError(f"{name} cannot be made: {error!r}", advice) from error
         return Checked(name, algorithm)
 
-    made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
-    return Method(made, weights=_derive_weights(kind))
+    make.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return Method(make, weights=_derive_weights(kind))
 
 
 def given(algorithm: Made) -> Method:
