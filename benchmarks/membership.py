@@ -77,7 +77,7 @@ def quiet_and_deaths(n: int, deaths: int) -> dict[str, float]:
         alive = set(w.living)
         while alive and w.now < at + APART:
             w.run(0.25)
-            alive = {node for node in alive if not w.machines[node].roster.gone(victim)}
+            alive = {node for node in alive if not w.machines[node].roster.is_gone(victim)}
         said = [(t - at, name) for t, _, name, value in w.reports if t >= at and _about(value) == victim]
         for title, name in (("suspected", "suspected"), ("verdict", "gone")):
             found[title].append(min((t for t, one in said if one == name), default=float("nan")))

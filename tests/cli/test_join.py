@@ -260,7 +260,7 @@ def test_one_that_reaches_only_those_that_leave_ends_with_them() -> None:
     w.push(0, 0, Received(-1, said))
     w.run(0.1)
     joiner.handle(PeerJoined(0), w.now_ns)
-    joiner.handle(Received(0, Compare(w.machines[0].membership.roster.known())), w.now_ns)
+    joiner.handle(Received(0, Compare(w.machines[0].membership.roster.summarise())), w.now_ns)
     for page in w.machines[0].membership.roster.newer_than(()):
         joiner.handle(Received(0, MembershipUpdate((page,))), w.now_ns)
     w.run(70)
@@ -405,7 +405,7 @@ def test_the_newest_model_is_fetched_whole() -> None:
 def test_after_a_broken_link_it_goes_on_where_it_was() -> None:
     taker, givers = ModelFetch(SCHEMA, BIG.size, "float32"), {1: giver()}
     pump(taker, givers, taker.begin([1]), pieces=1)
-    assert taker.gone(1) == [] and taker.start == MODEL_CHUNK
+    assert taker.handle_lost_link(1) == [] and taker.start == MODEL_CHUNK
     again = taker.joined(1)
     assert isinstance(again[0], Send) and again[0].message == ChunkRequest(5, digest([BIG]), MODEL_CHUNK)
     pump(taker, givers, again)
@@ -416,7 +416,7 @@ def test_another_with_the_same_model_goes_on_where_the_first_stopped() -> None:
     taker, givers = ModelFetch(SCHEMA, BIG.size, "float32"), {1: giver(), 2: giver()}
     pump(taker, givers, taker.begin([1, 2]), pieces=1)
     assert taker.source == 1
-    effects = taker.gone(1)
+    effects = taker.handle_lost_link(1)
     assert isinstance(effects[0], Send) and effects[0].to == 2
     assert isinstance(effects[0].message, ChunkRequest) and effects[0].message.start == MODEL_CHUNK
     pump(taker, givers, effects)

@@ -84,7 +84,7 @@ def test_spends_of_different_noise_add_up():
 @pytest.mark.parametrize("change", [{"unit": "client"}, {"delta": 1e-6}, {"clip": 2.0}])
 def test_a_spend_of_another_promise_is_refused(change):
     other = replace(ROUND, **change)
-    for refused in (EMPTY.after, EMPTY.allows, EMPTY.spend, lambda spend: resumed(EMPTY, [spend.to_mapping()])):
+    for refused in (EMPTY.compute_total, EMPTY.allows, EMPTY.spend, lambda spend: resumed(EMPTY, [spend.to_mapping()])):
         with pytest.raises(ConfigError, match=f"with {next(iter(change))}"):
             refused(other)
 

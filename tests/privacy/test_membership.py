@@ -33,7 +33,7 @@ def agreed(w: World) -> bool:
 
 def gone(w: World) -> set[int]:
     rosters = [w.machines[node].roster for node in w.living]
-    return {node for roster in rosters for node in roster.entries if roster.gone(node)}
+    return {node for roster in rosters for node in roster.entries if roster.is_gone(node)}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -56,7 +56,7 @@ def test_every_crash_is_known_by_all_within_a_bound(seed: int, notice: bool) -> 
     victim = seed % n  # the first one is like any other
     w.crash(victim, notice=notice)
     w.run(NOTICED)
-    assert all(w.machines[node].roster.gone(victim) for node in w.living)
+    assert all(w.machines[node].roster.is_gone(victim) for node in w.living)
     assert {node for _, node, event in w.told if event == PeerGone(victim)} == set(w.living)
     w.run(20)
     assert agreed(w) and gone(w) == {victim}
@@ -89,7 +89,7 @@ def test_one_that_slept_for_minutes_blames_nobody_and_comes_back(seed: int) -> N
     w.run(10)
     w.asleep.add(1)
     w.run(180)
-    assert all(w.machines[node].roster.gone(1) for node in w.living if node != 1)
+    assert all(w.machines[node].roster.is_gone(1) for node in w.living if node != 1)
     before = len(w.named("suspected", [1]))
     w.wake(1)
     w.run(20)
@@ -159,7 +159,7 @@ def test_one_whose_clock_went_back_comes_back_all_the_same(verdict: bool) -> Non
     again = membership(0, 3, life=500)
     w.start(0, again)
     w.run(5)
-    assert again.returning and not again.superseded and again.roster.gone(0) == verdict
+    assert again.returning and not again.superseded and again.roster.is_gone(0) == verdict
     for effect in again.announce(200):
         w.perform(0, effect)
     w.run(5)
@@ -219,7 +219,7 @@ def test_a_hundred_members_need_a_few_messages_each_second() -> None:
     assert (w.sent - before) / 10 / 100 < 4
     w.crash(17)
     w.run(30)
-    assert all(w.machines[node].roster.gone(17) for node in w.living)
+    assert all(w.machines[node].roster.is_gone(17) for node in w.living)
 
 
 def test_one_that_has_moved_is_called_at_its_new_address_by_all_and_tells_it_again_to_who_was_cut_off() -> None:

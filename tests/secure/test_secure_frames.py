@@ -217,10 +217,10 @@ def recorded(patch: pytest.MonkeyPatch) -> set[bytes]:
 
         return wrapped
 
-    plain_entropy, plain_init, plain_with = secure_kit.entropy_of, Secret.__init__, primitives.Agreement.with_
+    plain_entropy, plain_init, plain_with = secure_kit.entropy_of, Secret.__init__, primitives.Agreement.agree
     plain_derived = primitives.derived
     patch.setattr(secure_kit, "entropy_of", lambda *name: keep(plain_entropy(*name)))
-    patch.setattr(primitives.Agreement, "with_", keep(plain_with))
+    patch.setattr(primitives.Agreement, "agree", keep(plain_with))
 
     def derived(*of: Any) -> list[tuple[bytes, ...]]:
         keys = plain_derived(*of)
