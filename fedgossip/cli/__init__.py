@@ -192,7 +192,8 @@ def _run() -> int:
 
 def _of_usage(error: click.ClickException) -> str:
     """Return the advice for words that a command does not take; where an experiment file lacks, those that are here."""
-    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedgossip"
+    typed = next((f"fedgossip {word}" for word in sys.argv[1:2] if word in COMMANDS), "fedgossip")
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else typed
     lacks = isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "experiment"
     here = ", ".join(sorted(path.name for path in Path().glob("*.toml"))[:5])
     files = f"Here: {here}." if here else "fedgossip init digits makes one, and init own-loop one for training loops."

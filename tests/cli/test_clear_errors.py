@@ -92,6 +92,10 @@ def test_a_command_without_its_experiment_names_those_that_are_here(
     assert "Here: lan.toml. See" in in_process(["host"], tmp_path, monkeypatch, capsys).err
 
 
+def test_an_option_without_its_value_names_the_help_of_its_command(tmp_path: Path) -> None:
+    assert "See fedgossip run --help" in typed(["run", "experiment.toml", "--out"], tmp_path).err
+
+
 def test_a_script_in_place_of_an_experiment_is_named_with_the_command_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text("import fedgossip\n")
     with pytest.raises(ConfigError, match="a script, no experiment file") as refused:

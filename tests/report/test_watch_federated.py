@@ -63,6 +63,12 @@ def test_a_population_too_large_to_list_shows_its_coordinator_and_whoever_has_a_
     assert sum(state.counts().values()) == clients and state.unlisted[0] == clients - 3
 
 
+def test_a_fit_by_sums_is_not_called_federated_averaging(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", section='[model]\nsource = "glm:logistic"\n')
+    (folder / "roles.json").write_text(json.dumps({"name": "glm", "roles": federated_roles(N).plain}))
+    assert read(folder).facts.graph == "glm, secure sum"
+
+
 def written(path: Path, *rows: Row, section: str = "", status: str = "") -> Path:
     path.mkdir(parents=True)
     (path / "INCOMPLETE").touch()

@@ -345,7 +345,8 @@ def _best(summary: RunSummary) -> list[tuple[str, str]]:
     score = read_score(summary["score"])
     where = " on the clients' own examples" if best.get("at") else ""
     value = f"{score.figure(best['score'])}{where}"
-    return [("best round", f"{best['round']}, with {value}; the figures above are of round {at}")]
+    above = f"; the figures above are of round {at}" if at == summary["rounds"] else ""  # else they say it themselves
+    return [("best round", f"{best['round']}, with {value}{above}")]
 
 
 def _model(finished: Run) -> list[tuple[str, str]]:

@@ -163,6 +163,8 @@ def _facts(content: dict[str, Any], roles_file: _RolesFile | None) -> Facts:
     rounds, name = content.get("rounds"), content.get("name")
     title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
     if federation := federation_of(content):
+        if roles_file:  # of sums over sites the experiment has no method
+            federation = replace(federation, algorithm=roles_file.name)
         who = federated_roles(federation.clients)
         return Facts(title, federation.method, who, whole, _links(federation), federation)
     section = content.get("topology")
