@@ -76,7 +76,7 @@ def on_grid(points: int, ties: str, x: Values, times: Values, events: Mask) -> C
 
 
 def shrunken(count: int) -> Iterator[tuple[int, str, float, float, float]]:
-    """Yield points, rule of ties, mean of told times, by which part estimates are smaller, and what the fits state of
+    """Yield points, rule of ties, mean reported times, by which part estimates are smaller, and what the fits state of
     that (of Breslow's ties), over `count` draws."""
     draws = [drawn(seed) for seed in range(count)]
     lengths = [float(np.linalg.norm(exact(*one))) for one in draws]
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10)
     count = parser.parse_args().draws
     print(f"events {np.mean([drawn(seed)[2].sum() for seed in range(count)]):.0f}")
-    print("points of the grid  ties     told times  estimates smaller by  stated")
+    print("points of the grid  ties     reported times  estimates smaller by  stated")
     for points, ties, told, less, stated in shrunken(count):
         print(f"{points:18}  {ties:7}  {told:10.0f}  {100 * less:18.1f} %  {100 * stated:4.1f} %", flush=True)
 

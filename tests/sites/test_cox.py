@@ -119,7 +119,7 @@ def fit_of(layout: CoxLayout, x: Vector) -> CoxFit:
 
 
 def rounded(records: Pooled, ends: Sequence[float]) -> Pooled:
-    """Return records with times rounded up to told times; behind the last nothing is seen."""
+    """Return records with times rounded up to reported times; behind the last nothing is seen."""
     x, times, events, strata = records
     index = np.searchsorted(ends, times)
     return x, index, events & (index < len(ends)), strata
@@ -128,7 +128,7 @@ def rounded(records: Pooled, ends: Sequence[float]) -> Pooled:
 def by_hand(
     records: Pooled, ridge: float = 0.0, ties: str = "breslow", first: np.ndarray | int = 0
 ) -> tuple[list[float], list[float], float]:
-    """Return estimates, errors and log likelihood by the textbook, in extended floats; `first`: told times at risk."""
+    """Return estimates, errors and log likelihood by the textbook, in long floats; `first`: reported times at risk."""
     x, index, events, strata = records
     x, point, total = x.astype(np.longdouble), np.zeros(x.shape[1], np.longdouble), np.longdouble(0)
     for _ in range(9):
@@ -173,7 +173,7 @@ def test_the_fit_is_that_of_all_records_in_one_place(strata: int, ridge: float, 
 
 
 def published(likelihood: float, ties: str) -> float:
-    """Return a log likelihood as fit.json has it, of told times of ten events."""
+    """Return a log likelihood as fit.json has it, of reported times of ten events."""
     return 10.0 * round(likelihood / 10) if ties == "breslow" else likelihood
 
 
@@ -240,7 +240,7 @@ def test_robust_errors_change_no_estimate_and_hardly_what_the_grid_costs() -> No
 
 
 def test_means_that_no_honest_coordinator_sends_are_refused() -> None:
-    """By false means of those at risk the squares would be those of the events of one told time."""
+    """By false means of those at risk the squares would be those of the events of one reported time."""
     layout = CoxLayout(msgspec.structs.replace(layout_of().design, errors="robust"))
     sites = [drawn(seed) for seed in range(SITES)]
     whole, before = site_of(layout, together(sites)), initial(layout)
@@ -479,7 +479,7 @@ def test_statsmodels_has_the_same_delayed_entry(ties: str, errors: str) -> None:
 @TIES
 @pytest.mark.parametrize("seed", range(4))
 def test_no_few_that_enter_are_told_apart(seed: int, ties: str) -> None:
-    """Not at risk at the first told time are ten, or none; with Efron's ties so many enter between two, or none."""
+    """Not at risk at the first reported time are ten, or none; with Efron's ties so many enter between two, or none."""
     layout, (records, entries) = late_layout(ties=ties), drawn_late(seed, 600)
     found, state = late_fit(layout, [(records, entries)])
     _, times, events, _ = records
@@ -595,7 +595,7 @@ def test_no_hazards_are_tested_where_their_sums_are_not_there() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strata", [1, 2])
 def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -> None:
-    """Those with their event at a told time, and those who leave without one until the next, are ten, or none.
+    """Those with their event at a reported time, and those who leave without one until the next, are ten, or none.
 
     After the last they are together with those who are there after it.
     """
@@ -912,7 +912,7 @@ def test_efron_s_ties_are_chosen_by_a_word_and_the_plan_says_what_they_open(fold
     assert "and as many over those with their event then" in asked.out
     said = typed(words, folder)
     assert said.code == 0 and "ties are Efron's" in said.out, said
-    assert "4 sums over those at risk and as many over those with their event at each told time" in said.out
+    assert "4 sums over those at risk and as many over those with their event at each reported time" in said.out
     tested = next(one.text for one in blocks(page("survival")) if one.text.startswith("effect changes with time"))
     assert set(tested.splitlines()) <= set(said.out.splitlines())
     found = msgspec.json.decode((tmp_path / "fit" / "fit.json").read_bytes(), type=CoxFit)

@@ -531,7 +531,7 @@ def parts_of(records: int, points: Sequence[Mapping[str, Any]]) -> Iterator[int]
 
 
 def test_no_few_records_are_found_in_hazards(request: pytest.FixtureRequest) -> None:
-    """As in curves: of the numbers at risk and of events at the told times of proportional hazards."""
+    """As in curves: of the numbers at risk and of events at the reported times of proportional hazards."""
     fits = 0
     for seed in seeds(request):
         groups, least = random_counts(seed)
@@ -574,7 +574,7 @@ def random_hazards(seed: int) -> tuple[CoxFit | None, TimedRecords]:
 
 
 def at_risk_by_value(fit: CoxFit, values: int) -> list[set[tuple[int, ...]]]:
-    """Return at each told time the numbers of records at risk of each value that the file's hazard can be of.
+    """Return at each reported time the numbers of records at risk of each value that the file's hazard can be of.
 
     d / hazard is the sum of exp(x b) over all at risk: a sum of few different numbers, each a whole number of times.
     """
@@ -623,7 +623,7 @@ def test_no_few_records_of_a_category_are_found_by_hazards(request: pytest.Fixtu
 
 
 def risks_of(fit: CoxFit) -> list[list[int]]:
-    """Return all numbers at risk at the told times that the file's log likelihood without columns can be of.
+    """Return all numbers at risk at the reported times that the file's log likelihood without columns can be of.
 
     It is the sum of -d log n; the numbers at risk are those of which `reported_risk` makes what the file has.
     """
@@ -640,7 +640,7 @@ def risks_of(fit: CoxFit) -> list[list[int]]:
 
 
 def test_no_few_records_without_an_event_are_found_by_a_likelihood(request: pytest.FixtureRequest) -> None:
-    """Without columns, of a column of numbers and at most five told times: exact, it gave each of nine small counts."""
+    """Without columns, of one column of numbers and at most five times: exact, it gave each of nine small counts."""
     few = fits = 0
     for seed in range(400 if request.config.getoption("--long") else 60):
         rng = np.random.default_rng(seed)

@@ -110,7 +110,7 @@ def test_a_coordinator_sees_of_a_cox_fit_what_the_page_on_survival_says() -> Non
     points = stages.count(RISK) + stages.count(3)
     assert stages[0] == 0 and stages[-1] == 3 and stages.count(MOMENTS) == stages.count(RISK) and 4 <= points <= 6
     per_time = {name for name, view in state._views.items() if view.ndim == 2 and view.shape != (p, p)}
-    assert per_time == {"at_risk", "events", "hazard"}, "what sites see of each told time"
+    assert per_time == {"at_risk", "events", "hazard"}, "what sites see of each reported time"
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])

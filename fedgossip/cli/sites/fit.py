@@ -268,7 +268,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     records = f"{found.records} records of {found.sites} of {sites} sites"
     times = len(found.strata[0].points)
     of = "" if found.unused is None else f" of {found.events + found.unused}"
-    text = f"{found.events}{of} events until {d.grid[-1]:g} at {times} told times"
+    text = f"{found.events}{of} events until {d.grid[-1]:g} at {times} reported times"
     lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {text}, {at}"]
     lines += table_of(found.coefficients, "z", "hazard ratio")
     lines += remarks(d.against, d.constant, found.silent)
@@ -276,7 +276,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
         lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
     lines += [f"records are at risk after {d.entry.name}"] if d.entry else []
     if d.ties != "breslow":
-        lines.append("events at one told time are taken one after another: ties are Efron's")
+        lines.append("events at one reported time are taken one after another: ties are Efron's")
     lines += [cost] if (cost := cost_of_grid(found)) else []
     lines += [_errors(found)] if d.errors else []
     if d.ridge:
@@ -301,7 +301,7 @@ def _seen(found: CoxFit) -> str:
 
     each = f"{len(found.coefficients) + 1} sums over those at risk"
     each += " and as many over those with their event" if found.design.ties == EFRON else ""
-    each += f" at each told time, at {found.points} points"
+    each += f" at each reported time, at {found.points} points"
     return f"seen by the coordinator: {each}; no two of them differ by fewer than {found.smallest} records"
 
 

@@ -107,9 +107,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     error = "" if fit.concordance_error is None else f" (standard error {number(fit.concordance_error)})"
     agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}{error}, of pairs at one site"
     of_all = "" if fit.unused is None else f" of {count(fit.events + fit.unused)}"
-    used = (
-        f"{count(fit.events)}{of_all} events at {len(fit.strata[0].points)} told times, to which times are rounded up"
-    )
+    used = f"{count(fit.events)}{of_all} events at {len(fit.strata[0].points)} reported times (times are rounded up)"
     own = f"; each {d.strata_column} has a hazard of its own" if d.strata_column else ""
     own += f"; records are at risk after {d.entry.name}" if d.entry else ""
     ties = "" if d.ties == "breslow" else "; ties are Efron's"

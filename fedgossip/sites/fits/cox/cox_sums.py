@@ -158,10 +158,12 @@ class CoxLayout:
         """Sums over all sites that the coordinator receives, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
         of_codes = f", and of each of {self.combinations} combinations of categories" if d.codes else ""
-        text = f"at each of at most {self.reported_times} told times{of}, {self.width + 1} sums over all at risk then"
+        text = (
+            f"at each of at most {self.reported_times} reported times{of}, {self.width + 1} sums over all at risk then"
+        )
         text += " and as many over those with their event then" if self.tied else ""
         robust = (
-            f"for robust errors {self.width} sums at each told time{of} over all at risk, which sites see too, and "
+            f"for robust errors {self.width} sums at each reported time{of} over all at risk, which sites see too, and "
         )
         of_each = f"gradients summed by {d.cluster}, and their number" if d.cluster else "the records' gradients"
         robust += f"{len(self.upper[0])} of products of {of_each}"
