@@ -72,7 +72,7 @@ from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.relay_client import RelayAccess, ways_through
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import ExchangeCounts, of_numbers
+from fedgossip.plans.completeness import ExchangeCounts, describe_wrong_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs import incarnations
@@ -464,7 +464,7 @@ class _PeerLife:
     def _judge_end(self, rounds: int, vector: Vector | None) -> PeerEnded:
         rows = read_rows(self.files.folder / ROWS)  # including those of earlier incarnations
         lacking = self.plan.lacking(rows, self.node)
-        lacking_ = (*lacking.sentences, *of_numbers((), [vector], self.plan.segments))
+        lacking_ = (*lacking.sentences, *describe_wrong_numbers((), [vector], self.plan.segments))
         if not lacking_:
             counts = ExchangeCounts(self.plan.exchanges)
             for row in rows:

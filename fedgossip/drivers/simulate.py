@@ -87,9 +87,9 @@ def simulate(
     """
     given = None
     if schedule is not None or mixing is not None:
-        from fedgossip.plans.gossip.own_graphs import given_schedule
+        from fedgossip.plans.gossip.own_graphs import adopt_schedule
 
-        given = given_schedule(schedule, mixing)
+        given = adopt_schedule(schedule, mixing)
     named = {"topology.graph": GIVEN, "topology.n": given.n} if given else {}
     named |= {"algorithm.name": GIVEN} if algorithm else {}
     texts = [f"{key}={value}" for key, value in named.items()]
@@ -360,7 +360,7 @@ def _simulator(
     vacant = plan.vacant
     machines = [VACANT if node in vacant else seat(node) for node in range(plan.n)]
     links = [plan.partners(node) for node in range(plan.n)]
-    soon = plan.for_restart()
+    soon = plan.shorten_start()
 
     def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
         if restarts:

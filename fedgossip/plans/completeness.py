@@ -39,7 +39,7 @@ class Lacking:
     in_vain: bool = False
 
 
-def of_gossip(
+def find_missing_exchanges(
     rows: Sequence[Row], n: int, partners: Callable[[NodeId], Sequence[NodeId]], node: NodeId | None, *, directed: bool
 ) -> Lacking:
     """Return the missing exchanges among `n` peers, from all rows, or from the rows of peer `node`; a model must arrive
@@ -60,7 +60,9 @@ def of_gossip(
     return Lacking((*_short(first, "peers"), *_short(sentences, "pairs")), in_vain=node in alone)
 
 
-def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: Sequence[Segment]) -> tuple[str, ...]:
+def describe_wrong_numbers(
+    rows: Sequence[Row], vectors: Sequence[Vector | None], segments: Sequence[Segment]
+) -> tuple[str, ...]:
     """Return sentences about models with non-finite outputs: the final ones (`vectors`), or those of more than
     TOLERATED of the measured rounds."""
     wrong = {row.round: row for row in rows if isinstance(row, EventRow) and row.name == "not_finite"}
@@ -77,7 +79,7 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
     return (f"Tensor {named!r} of the final model is not right: not finite, or a variance below 0.",) if named else ()
 
 
-def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
+def describe_failed_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
     """Return a sentence on a training that left a model about as good as a constant: its score is hardly better than
     the first model's, and its loss is above the first model's by a factor of DIVERGED, or in the last half of the
     measured rounds.
@@ -101,7 +103,7 @@ def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
     )
 
 
-def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
+def find_missing_work(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
     """Return the missing work of a federated run, from its coordinator's rows; for participant `node`, from its own.
 
     At least one round must have counted, and every client in at least one; `all_in_each`: no sampling.
@@ -205,12 +207,12 @@ class ExchangeCounts:
         ]
 
 
-def of_clients(row: PeerRow, wanted: int) -> tuple[int, int]:
+def count_missing_clients(row: PeerRow, wanted: int) -> tuple[int, int]:
     """Return (missing, wanted) contributions from a coordinator's row."""
     return max(0, wanted - (row.clients or 0)), wanted
 
 
-def of_updates(row: PeerRow | EventRow) -> tuple[int, int]:
+def count_missing_updates(row: PeerRow | EventRow) -> tuple[int, int]:
     """Return (missing, wanted) updates from a row of a buffered coordinator: counted, late or failed ones."""
     if isinstance(row, EventRow):
         return (1, 1) if row.name in ("missed", "stale") else (0, 0)

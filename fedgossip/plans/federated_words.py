@@ -52,7 +52,7 @@ class DescribedRun(PrivateRun, Protocol):
     @property
     def trained_on(self) -> Mapping[NodeId, int]: ...
     def with_segments(self, segments: tuple[Segment, ...]) -> Self: ...
-    def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int: ...
+    def count_upload_bytes(self, length: int, kind: np.dtype[np.floating]) -> int: ...
 
 
 def banner_of(run: DescribedRun) -> Sequence[str]:
@@ -84,7 +84,7 @@ def _describe_visibility(run: DescribedRun) -> Sequence[str]:
 
 
 def _describe_tier(run: DescribedRun, tier: int) -> str:
-    groups = run.tree.of_tier(tier)
+    groups = run.tree.select_tier(tier)
     who = "the root" if tier == run.tree.tiers - 1 else f"a {LEAF if tier == 0 else MIDDLE}"
     sizes = {len(group.members) for group in groups}
     of = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
@@ -125,7 +125,7 @@ def _exact_line(run: DescribedRun, exact: ExactSums) -> str:
 
 def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """Return a client's terms, for a model of `parameters` numbers of `itemsize` bytes."""
-    up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
+    up = run.count_upload_bytes(parameters, np.dtype(f"f{itemsize}"))
     disclosed = [*run.sent_metrics.words(run.sent_metrics.exact), *run.sent_metrics.words(run.sent_metrics.covered)]
     beside = f", with {'; '.join(disclosed)}" if disclosed else ""
     sent = f"this client's update to the coordinator, about {up:,} bytes a round{beside}; no data"
@@ -157,7 +157,7 @@ def _budget_line(run: DescribedRun) -> Sequence[str]:
 def outlook_of(run: DescribedRun, task: LocalTask) -> RunOutlook:
     """Return the computed traffic of a round, and the forecast of the budget."""
     vector = task.length * task.dtype.itemsize * run.vectors
-    up = run.with_segments(segments_of(task)).sent_up(task.length, task.dtype)
+    up = run.with_segments(segments_of(task)).count_upload_bytes(task.length, task.dtype)
     beside = ", without the keys and shares of the secure sum" if run.secure else ""
     budget = [f"of the privacy budget: {rounds(outlook(run))}"] if run.experiment.budget else []
     return RunOutlook(

@@ -61,7 +61,7 @@ class Guarded:
         return lambda *arguments, **named: given_by(f"{self.text}: {name}", found, *arguments, **named)
 
 
-def own_part(
+def make_part(
     key: str,
     text: str,
     options: Mapping[str, Any],
@@ -129,7 +129,7 @@ def _like(what: str, found: Any, like: Vector) -> Vector:
 # --- the rules of a coordinator ---------------------------------------------------------------------------------------
 
 
-def own_federated(text: str, options: Mapping[str, Any], clients: int) -> Federated[Any]:
+def make_federated(text: str, options: Mapping[str, Any], clients: int) -> Federated[Any]:
     """Return the three rules made by "module:function", some of them the user's own.  Raises ConfigError."""
     key = "coordinator.algorithm"
 
@@ -157,7 +157,7 @@ def own_federated(text: str, options: Mapping[str, Any], clients: int) -> Federa
             state = server.step(state, replace(aggregate, round=round))
             yield from _several(f"{text}: broadcast", server.broadcast(state), count, x)
 
-    made: Federated[Any] = own_part(key, text, options, (), trial, clients=clients)
+    made: Federated[Any] = make_part(key, text, options, (), trial, clients=clients)
     return made
 
 
@@ -186,7 +186,7 @@ class OwnSampling:
         return found
 
 
-def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
+def make_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
     """Return the sampling of "module:Class", made with (seed, clients, count).  Raises ConfigError."""
 
     def trial(part: Any) -> Iterable[npt.NDArray[np.int64]]:
@@ -195,7 +195,7 @@ def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
             yield np.array([*draw.invited, draw.wanted], np.int64)
 
     ours: dict[str, Any] = {"seed": seed, "clients": clients, "count": count}
-    return OwnSampling(text, own_part("coordinator.sampling", text, {}, ("draw",), trial, **ours))
+    return OwnSampling(text, make_part("coordinator.sampling", text, {}, ("draw",), trial, **ours))
 
 
 # --- rules of peers ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def attack_named(text: str, options: Mapping[str, Any]) -> Attack:
         for to in (1, 2) if attack.aimed else (0,):
             yield _like(f"{text}: vector", attack.vector(seen, to), seen.own)
 
-    made: Attack = own_part("adversary.attack", text, options, ("aimed", "vector"), trial)
+    made: Attack = make_part("adversary.attack", text, options, ("aimed", "vector"), trial)
     return made
 
 
@@ -253,7 +253,7 @@ def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
         models = MappingProxyType({0: _vector(0), 1: _vector(1), 4: _vector(2)})
         yield _like(f"{text}: combine", rule.combine(1, row, models), models[1])
 
-    made: Combination = own_part("algorithm.combine", text, options, ("linear", "tolerates", "combine"), trial)
+    made: Combination = make_part("algorithm.combine", text, options, ("linear", "tolerates", "combine"), trial)
     return made
 
 
@@ -303,7 +303,7 @@ def codec_named(text: str, key: str = "coordinator.codec") -> Codec:
         if not 0 <= codec.contraction(layout) <= 1:
             raise ConfigError(f"{text}: contraction is {codec.contraction(layout)}; expected one from 0 to 1", SEE)
 
-    return OwnCodec(text, own_part(key, text, {}, ("contraction", "size", "encode", "decoded"), trial))
+    return OwnCodec(text, make_part(key, text, {}, ("contraction", "size", "encode", "decoded"), trial))
 
 
 # --- tasks, and metrics of models -------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class GuardedTask(Guarded):
         return {_metric_name(self.text, name): _number(f"{self.text}: {name}", one) for name, one in found.items()}
 
 
-def own_task(experiment: Experiment, n: int) -> LocalTask:
+def make_task(experiment: Experiment, n: int) -> LocalTask:
     """Return the task of task.kind = "module:Class" for `n` learners.  Raises ConfigError."""
     text = experiment.task.kind
 
@@ -375,7 +375,7 @@ def own_task(experiment: Experiment, n: int) -> LocalTask:
             yield np.array([value for _, value in sorted(metrics.items())])
 
     ours: dict[str, Any] = {"n": n, "seed": experiment.seed, "rounds": experiment.rounds}
-    made: LocalTask = own_part("task.kind", text, experiment.task.options, METHODS, trial, guarded, **ours)
+    made: LocalTask = make_part("task.kind", text, experiment.task.options, METHODS, trial, guarded, **ours)
     return made
 
 
@@ -426,7 +426,7 @@ def _number(what: str, found: Any) -> float:
 # --- partitions and rates ---------------------------------------------------------------------------------------------
 
 
-def own_partition(
+def make_partition(
     text: str, labels: npt.NDArray[np.int64], n: int, seed: int, options: Mapping[str, Any]
 ) -> list[npt.NDArray[np.int64]]:
     """Return the result of "module:function" for (labels, n, seed): n ascending, disjoint arrays of all indices.

@@ -284,7 +284,7 @@ class Plan(ABC):
         """
         return None
 
-    def for_restart(self) -> Self:
+    def shorten_start(self) -> Self:
         """Return the plan of a participant restarted during the run: it waits less at the start."""
         return self
 

@@ -45,7 +45,7 @@ from fedgossip.learning.personal.base import PersonalMethod, check_steps
 from fedgossip.learning.personal.logits import FedDF
 from fedgossip.learning.personal.methods import OF_LOGITS, Ifca, MeanRegularised, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
-from fedgossip.plans.own_parts import codec_named, own_partition, own_task
+from fedgossip.plans.own_parts import codec_named, make_partition, make_task
 from fedgossip.secure.primitives import Entropy
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def task_of(
             problem, experiment.train, experiment.rounds
         ), DataShares("none")
     if experiment.own_task:
-        return own_task(experiment, n), DataShares("none")
+        return make_task(experiment, n), DataShares("none")
     if settings.kind in MADE_BY:
         raise ConfigError(f"task.kind = {settings.kind}: nothing is learned", f"Use it as  {MADE_BY[settings.kind]}.")
     if settings.kind == "loop":
@@ -235,17 +235,17 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
         test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets, standard=e.data.by_test)
         draws, read = _draws(e, held), test.digest()
 
-        def own_of(nodes: Sequence[NodeId]) -> tuple[Dataset, Dataset, Mapping[NodeId, Indices]]:
+        def load_nodes(nodes: Sequence[NodeId]) -> tuple[Dataset, Dataset, Mapping[NodeId, Indices]]:
             train, shares = partitions.load_own(source, test, nodes)
             return *(data.scaled_by_test(train, test) if test.scale != "none" else (train, test)), shares
 
         def draw(nodes: Sequence[NodeId]) -> tuple[Dataset, Mapping[NodeId, Indices]]:
-            train, _, shares = own_of(nodes)
+            train, _, shares = load_nodes(nodes)
             return train, shares
 
         if is_function(source):
             partitions.check_drawn(source, test, held[0])
-        train, scaled, shares = own_of(() if draws else held)
+        train, scaled, shares = load_nodes(() if draws else held)
         common = _common(e, test, scaled)
         return SharedExamples(train, scaled, shares, read, draw if draws else None, common)
     if isinstance(tested_on, str) and tested_on != data.OWN:
@@ -329,7 +329,7 @@ def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices
         raise ConfigError(f"data.partition: unknown key {given[0]!r}", advice)
     if is_function(kind):
         classes = train.labels if train.labels.ndim == 1 else train.labels[:, -1]
-        return own_partition(kind, classes, n, experiment.seed, keys)
+        return make_partition(kind, classes, n, experiment.seed, keys)
     return partitions.partition(kind, train.labels, n, seed=experiment.seed, groups=train.groups, **keys)
 
 
@@ -401,7 +401,7 @@ def _build_torch_task(
     shares, kept = _trained_on(e, found)
     how: Any = {"seed": e.seed, "rounds": e.rounds}
 
-    def made(source: str) -> TorchTask:
+    def build(source: str) -> TorchTask:
         return TorchTask(
             found.train,
             found.test,
@@ -418,11 +418,11 @@ def _build_torch_task(
     described = replace(described, trained_on={node: len(share) for node, share in shares.items()})
     method = personal_of(e)
     if not isinstance(method, FedDF) or found.common is None:
-        return with_personal(e, made(e.model.source)), described
+        return with_personal(e, build(e.model.source)), described
     from fedgossip.learning.unlike import UnlikeTasks
 
     sources = e.model.sources or [e.model.source]
-    unlike = UnlikeTasks(made, sources, e.model.source, found.common, found.test, e.train, method, **how)
+    unlike = UnlikeTasks(build, sources, e.model.source, found.common, found.test, e.train, method, **how)
     return with_personal(e, unlike), _with_sizes(described, found.common, unlike.model_bytes)
 
 

@@ -33,7 +33,7 @@ from fedgossip.experiment import Experiment
 from fedgossip.learning.processes.ipc import LOST
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import Lacking, of_learning, of_numbers
+from fedgossip.plans.completeness import Lacking, describe_failed_learning, describe_wrong_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs.run_directory import WHOLE
@@ -140,7 +140,7 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vect
 def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
     """Return the missing work of a run, including a usable model."""
     found = plan.lacking(rows)
-    wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
+    wrong = describe_wrong_numbers(rows, plan.outcome(vectors), plan.segments)
     return Lacking((*found.sentences, *wrong), found.in_vain) if wrong else found
 
 
@@ -225,7 +225,7 @@ def _lacking(plan: Plan, keeper: Keeper, ended: RunOutcome, networks: Sequence[N
         lacking = lacking_of(plan, keeper.rows, ended.vectors)
     if plan.experiment.personal:  # the mean of personal models belongs to no participant
         return lacking
-    return Lacking((*of_learning(networks, plan.experiment.score), *lacking.sentences), lacking.in_vain)
+    return Lacking((*describe_failed_learning(networks, plan.experiment.score), *lacking.sentences), lacking.in_vain)
 
 
 def _scores(score: Score, evaluated: NetworkRow) -> ScoreFacts:

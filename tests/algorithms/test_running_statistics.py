@@ -30,7 +30,7 @@ from fedgossip.cli.run.run import exit_code
 from fedgossip.core.task import PARAMETER, STATISTIC, Job, Segment, Update, covering, statistics_in
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import of_numbers
+from fedgossip.plans.completeness import describe_wrong_numbers
 from fedgossip.runs.run_directory import Run
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.fixed_point import FINE, LIMBS, add, mean_statistics, words_of_statistics
@@ -350,10 +350,10 @@ def test_a_run_is_partial_where_its_model_answers_with_no_number_at_the_end_or_o
 def test_a_final_model_that_is_not_finite_makes_a_run_partial_where_nothing_is_measured() -> None:
     vector = CountingTask(1).initial(0).copy()
     vector[3] = np.inf
-    assert of_numbers((), [vector], kit.SEGMENTS) == (
+    assert describe_wrong_numbers((), [vector], kit.SEGMENTS) == (
         "Tensor 'weight' of the final model is not right: not finite, or a variance below 0.",
     )
-    assert of_numbers((), [CountingTask(1).initial(0)], kit.SEGMENTS) == ()
+    assert describe_wrong_numbers((), [CountingTask(1).initial(0)], kit.SEGMENTS) == ()
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------

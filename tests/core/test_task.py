@@ -94,7 +94,7 @@ def test_segments_cover_the_vector_and_do_not_overlap(segments: list[Segment], s
 def test_machines_of_a_run_know_the_segments(kind: str) -> None:
     sections = {"gossip": RING, "federation": {"rounds": 2, "coordinator": {"clients": 3, "secure": {"on": False}}}}
     plan = compose.plan(checked(dict(sections[kind]), kind)).with_segments(segments_of(Layered()))
-    assert plan.for_restart().segments == Layered.segments
+    assert plan.shorten_start().segments == Layered.segments
 
 
 def test_what_is_no_task_is_refused_before_anything_runs() -> None:

@@ -34,7 +34,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
 from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import ExchangeCounts, of_clients
+from fedgossip.plans.completeness import ExchangeCounts, count_missing_clients
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 
@@ -557,7 +557,7 @@ def test_rounds_that_a_worker_of_asynchronous_servers_never_did_are_missing_at_t
 
 
 def test_rounds_of_half_the_clients_are_counted_as_missing() -> None:
-    assert of_clients(PeerRow(1, 4, None, None, 0, 0, 0, 0, 0, 0, clients=1), 4) == (3, 4)
+    assert count_missing_clients(PeerRow(1, 4, None, None, 0, 0, 0, 0, 0, 0, clients=1), 4) == (3, 4)
 
 
 def test_a_round_is_missed_by_the_worker_without_a_row_of_it_and_made_up_for_by_a_late_row() -> None:

@@ -39,7 +39,7 @@ from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import read_signed
-from fedgossip.plans.federated.ledger import data_of, spent_on
+from fedgossip.plans.federated.ledger import data_of, read_releases
 from fedgossip.plans.federated.privacy_budget import outlook
 from fedgossip.privacy.accounting import guarantee, meaning
 from fedgossip.privacy.forecast import lines
@@ -279,7 +279,10 @@ def plan_spent(ledger: Path, plan: Any) -> Any:
     """Return what site 0's rounds cost, alone and with what its ledger holds."""
     own = plan.experiment.data.source.replace("{peer}", "0")
     return outlook(
-        plan, 0, spent_on(ledger, "record", data_of(plan.experiment.data.source, 0), source_digest(own)), agreed=True
+        plan,
+        0,
+        read_releases(ledger, "record", data_of(plan.experiment.data.source, 0), source_digest(own)),
+        agreed=True,
     )
 
 

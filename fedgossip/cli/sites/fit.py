@@ -83,7 +83,7 @@ def fit(
     held = held_by(planned.plan, known, site)
     plan, task, refused = planned.of_sites(held)
     if not dry_run:
-        up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
+        up, down = plan.count_upload_bytes(task.length, task.dtype), task.length * task.dtype.itemsize
         echo(f"each round: {up:,} bytes up and {down:,} down for a site, without the keys of its sum", err=True)
     ended = list[int]()
 

@@ -194,12 +194,12 @@ def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, adv
 
 def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
     from fedgossip.base.errors import ConfigError
-    from fedgossip.plans.federated.ledger import data_of, spent_on
+    from fedgossip.plans.federated.ledger import data_of, read_releases
 
     who = plan.coordinator if node is None else node
     if not plan.spends(who):
         raise ConfigError("records are accounted for by each client", "Name the key's client with --id.")
-    return spent_on(key.with_name(f"{key.name}.{SPENT}"), plan.unit, data_of(plan.experiment.data.source, who))
+    return read_releases(key.with_name(f"{key.name}.{SPENT}"), plan.unit, data_of(plan.experiment.data.source, who))
 
 
 @privacy.command()

@@ -282,7 +282,7 @@ def print_dry_run(
     Raises BudgetError if the budget does not allow them.
     """
     rounds = plan.experiment.rounds
-    up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
+    up, down = plan.count_upload_bytes(task.length, task.dtype), task.length * task.dtype.itemsize
     for line in [*plan.banner, *(f"opened: {line}" for line in opened), *_cost(plan, site, known)]:
         echo(line)
     each = f"a site and round: {up:,} bytes up and {down:,} down, without the keys of its sum"
@@ -297,7 +297,7 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     from fedgossip.base.errors import BudgetError
     from fedgossip.data.partitions import PLACE
     from fedgossip.data.record_groups import source_digest
-    from fedgossip.plans.federated.ledger import data_of, spent_on
+    from fedgossip.plans.federated.ledger import data_of, read_releases
     from fedgossip.privacy.accounting import Mechanism, epsilon
 
     budget, rounds = plan.experiment.budget, plan.experiment.rounds
@@ -307,7 +307,9 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     if site is not None:
         source = plan.experiment.data.source
         path = known.ledger or known.key.with_name(f"{known.key.name}.{run_format.SPENT}")
-        before = spent_on(path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site))))
+        before = read_releases(
+            path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site)))
+        )
     alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
     most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"
     if total > budget.max_epsilon:

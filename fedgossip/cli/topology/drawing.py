@@ -259,13 +259,13 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
     Peers need not know each other's labels in the run: the file has all.
     """
     from fedgossip import load_experiment
-    from fedgossip.plans.gossip.own_graphs import made_for
+    from fedgossip.plans.gossip.own_graphs import build_mixing
     from fedgossip.topology import forecast_of
     from fedgossip.topology.graphs.files import written
 
     if out.suffix != ".toml":
         raise ConfigError(f"{out}: a graph with weights is a TOML file", "Give --out FILE.toml.")
-    mixing = made_for(spec, load_experiment(experiment) if experiment else None, n, weights, seed)
+    mixing = build_mixing(spec, load_experiment(experiment) if experiment else None, n, weights, seed)
     if not mixing.topology.is_connected:
         raise ConfigError(f"{spec} of these labels falls apart", "Take more steps, larger cliques or another --seed.")
     source = f"fedgossip topology make {spec}" + (f", by the labels of {experiment.name}" if experiment else "")

@@ -119,11 +119,11 @@ def show(
     experiment: Path | None,
 ) -> None:
     """Show the guarantees of GRAPH and its weights before training."""
-    from fedgossip.plans.gossip.own_graphs import named_schedule
+    from fedgossip.plans.gossip.own_graphs import build_schedule
 
     if experiment and not picture:
         raise ConfigError("--data places labels in a drawing", "Give --spectrum FILE.svg too.")
-    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    schedule = build_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
     if picture:
         drawing.draw_modes(schedule, promises.title(schedule), experiment, picture)
@@ -151,9 +151,9 @@ def compare(
     graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool, as_csv: bool
 ) -> None:
     """Compare several GRAPHs side by side."""
-    from fedgossip.plans.gossip.own_graphs import named_schedule
+    from fedgossip.plans.gossip.own_graphs import build_schedule
 
-    found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
+    found = {name: build_schedule(name, n, weights=weights, seed=seed) for name in graph}
     promised = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
         _print_json([{"graph": name, **promise.to_dict()} for name, promise in promised.items()])
@@ -189,9 +189,9 @@ def compare(
 def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
     """Draw GRAPH; edges with larger weights are wider.  For a schedule: its rounds, side by side."""
     from fedgossip.cli.topology import drawing
-    from fedgossip.plans.gossip.own_graphs import named_schedule
+    from fedgossip.plans.gossip.own_graphs import build_schedule
 
-    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    schedule = build_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
     drawing.save(schedule, promises.title(schedule), place)
     echo(f"Drawn to {place}", err=True)
@@ -221,10 +221,10 @@ def audit(
     visible; without training, and with one mixing per local update.
     """
     from fedgossip.cli.topology import exposures
-    from fedgossip.plans.gossip.own_graphs import named_schedule
+    from fedgossip.plans.gossip.own_graphs import build_schedule
     from fedgossip.topology import exposure
 
-    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    schedule = build_schedule(graph, n, weights=weights, seed=seed)
     found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})

@@ -13,7 +13,7 @@ from fedgossip.drivers.simulate import simulate
 from fedgossip.experiment import load_experiment
 from fedgossip.lab.advise.rates import measured_rate, neighbours_of, rate_at
 from fedgossip.lab.sweeps.table import paired_difference
-from fedgossip.plans.gossip.own_graphs import made_for
+from fedgossip.plans.gossip.own_graphs import build_mixing
 from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
 from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray
@@ -209,5 +209,5 @@ def gain_of_learned(ours: str, theirs: str, seeds: int = 5, end: str = "low") ->
 
 def _score(graph: str, seed: int) -> float:
     experiment = load_experiment({**ONE_CLASS_EACH, "seed": seed})
-    mixing = made_for(graph, experiment, 40, None, seed)
+    mixing = build_mixing(graph, experiment, 40, None, seed)
     return float(simulate(ONE_CLASS_EACH, engine="stacked", seed=seed, mixing=mixing).score["mean_peer"])

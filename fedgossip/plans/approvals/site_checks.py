@@ -28,7 +28,7 @@ from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, statement_of
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.plans.compose import DataShares
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.federated.ledger import data_of, spent_on, standing
+from fedgossip.plans.federated.ledger import data_of, read_releases, standing
 from fedgossip.plans.federated.policy import demands, how_long
 from fedgossip.plans.federated.privacy_budget import outlook
 
@@ -201,7 +201,7 @@ class SiteChecks:
             return Warned(
                 sentence, "Accept that, as the plan states it, or agree on [coordinator.privacy] at all participants."
             )
-        found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about), agreed=True)
+        found = outlook(plan, site.node, read_releases(site.spent, plan.unit, *about), agreed=True)
         if not found.fits:
             most = plan.section.privacy.max_epsilon
             text = f"{found.rounds_within} of {plan.experiment.rounds} rounds fit into epsilon {most:g}"

@@ -32,14 +32,20 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
-from fedgossip.plans.completeness import Lacking, of_clients, of_federation, of_updates, with_exchanges
+from fedgossip.plans.completeness import (
+    Lacking,
+    count_missing_clients,
+    count_missing_updates,
+    find_missing_work,
+    with_exchanges,
+)
 from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated.secure_encoding import Numbers, check_weights, weight_max_for
 from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
-from fedgossip.plans.own_parts import codec_named, own_sampling
+from fedgossip.plans.own_parts import codec_named, make_sampling
 from fedgossip.plans.plan import (
     EXHAUSTED,
     PARTIAL,
@@ -178,7 +184,7 @@ class FederationPlan(Plan):
         """Return the client's rule."""
         return CodedClient(self.federated.clients, coding, added=self.secure) if coding else self.federated.clients
 
-    def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int:
+    def count_upload_bytes(self, length: int, kind: np.dtype[np.floating]) -> int:
         """Return the bytes of vectors in a client's answer to the first round; with a secure sum those of the masked
         vector.
         """
@@ -206,7 +212,7 @@ class FederationPlan(Plan):
         """Sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
         s, e, n = self.section, self.experiment, self.learners
         known = s.over_selection, s.candidates or 2 * self.invited, self.sizes
-        own = own_sampling(s.sampling, e.seed, n, self.cohort) if is_function(s.sampling) else None
+        own = make_sampling(s.sampling, e.seed, n, self.cohort) if is_function(s.sampling) else None
         rule = own or sampling_named(s.sampling, e.seed, range(n), self.cohort, *known)
         if s.available is None:
             return rule
@@ -589,17 +595,17 @@ class FederationPlan(Plan):
         if node is not None and self.learners <= node < self.coordinator:
             return Lacking()  # a leaf coordinator has no rounds
         all_in_each = self.cohort == self.learners and not self.buffered and self.section.available is None
-        found = of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
+        found = find_missing_work(rows, self.coordinator, node, all_in_each=all_in_each)
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
         if isinstance(row, NetworkRow) or row.peer != self.coordinator:
             return 0, 0
         if self.buffered:
-            return of_updates(row)
+            return count_missing_updates(row)
         if not isinstance(row, PeerRow) or not row.round:
             return 0, 0
-        return of_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
+        return count_missing_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self, parameters, itemsize)

@@ -26,7 +26,7 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
 from fedgossip.plans.federated.tree import Tree, tree_of
-from fedgossip.plans.own_parts import codec_named, own_federated
+from fedgossip.plans.own_parts import codec_named, make_federated
 from fedgossip.plans.tasks import check_personal_clients
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
@@ -139,7 +139,7 @@ def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
     elif name in OF_LOGITS:  # its options are those of the method, see Experiment.personal
         name, options = "fedavg", {"weighting": "clients"}
     elif is_function(name):
-        return own_federated(name, options, s.clients)
+        return make_federated(name, options, s.clients)
     elif name not in names.ALGORITHMS:
         known = [*names.ALGORITHMS, FEDBUFF, *OF_LOGITS]
         raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, known))

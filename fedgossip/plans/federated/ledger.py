@@ -225,7 +225,7 @@ def account_of_records(lines: Iterable[LedgerLine]) -> RenyiAccount:
     return account_of(compute_record_cost(Spend.from_mapping(one.spend)) for one in lines if one.spend)
 
 
-def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
+def read_releases(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
     """Return the releases of one unit of some data in a ledger, with equal ones combined."""
     steps: dict[tuple[float, float], int] = {}
     for line in same_records(_lines(path)[0], data, records) if path.exists() else ():

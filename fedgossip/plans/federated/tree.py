@@ -69,13 +69,13 @@ class Tree:
     def flat(self) -> bool:
         return len(self.groups) == 1
 
-    def of_tier(self, tier: int) -> Sequence[TierGroup]:
+    def select_tier(self, tier: int) -> Sequence[TierGroup]:
         return [group for group in self.groups if group.tier == tier]
 
     @property
     def smallest_leaf(self) -> int:
         """Number of clients in the smallest group of clients."""
-        return min(len(group.members) for group in self.of_tier(0))
+        return min(len(group.members) for group in self.select_tier(0))
 
     @cached_property
     def _parents(self) -> dict[NodeId, NodeId]:
@@ -105,7 +105,7 @@ class Tree:
         flat = federated_roles(self.clients).all
         between: list[Role] = []
         for tier in range(self.tiers - 1):
-            groups = self.of_tier(tier)
+            groups = self.select_tier(tier)
             name = MIDDLE if tier else LEAF
             number = sum(role.count for role in between if role.name == name)
             common = {"learns": False, "counted": False, "transport": TIER, "logged": True}
@@ -118,7 +118,7 @@ class Tree:
         """Return the division in words: "8 clients, 2 leaf coordinators of 4"."""
         parts = []
         for tier in range(self.tiers - 1):
-            groups = self.of_tier(tier)
+            groups = self.select_tier(tier)
             sizes = sorted({len(group.members) for group in groups})
             of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
             parts.append(f"{len(groups)} {MIDDLE if tier else LEAF}s of {of}")

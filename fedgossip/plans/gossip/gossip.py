@@ -29,7 +29,7 @@ from fedgossip.core.task import LocalTask, Segment, statistics_in
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.experiment.run_sections import ALGORITHM_CODE, CODEC_CODE
-from fedgossip.plans.completeness import Lacking, of_gossip, with_exchanges
+from fedgossip.plans.completeness import Lacking, find_missing_exchanges, with_exchanges
 from fedgossip.plans.federated.credentials import Logged, Own
 from fedgossip.plans.gossip.gossip_checks import (
     attack_in,
@@ -43,9 +43,9 @@ from fedgossip.plans.gossip.gossip_checks import (
 from fedgossip.plans.gossip.gossip_machines import (
     GossipMode,
     GossipRun,
-    apart_from_statistics,
     mode_of,
     rule_of_models,
+    separate_statistics,
     stacked_attackers,
 )
 from fedgossip.plans.gossip.gossip_words import (
@@ -61,7 +61,7 @@ from fedgossip.plans.gossip.gossip_words import (
     relayed_outlook,
     terms_of,
 )
-from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
+from fedgossip.plans.gossip.own_graphs import build_schedule, digest_of, is_own_graph, is_own_weights
 from fedgossip.plans.own_parts import check_algorithm, codec_named
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
@@ -151,7 +151,7 @@ class GossipPlan(Plan):
         one = isinstance(self.schedule, Mixing)
         content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
         weights = self.experiment.topology.weights or (self.schedule.rule if one else "metropolis")
-        if own_parts(self.experiment) or weights not in rule_names():  # of a file: identified by its numbers only
+        if list_own_parts(self.experiment) or weights not in rule_names():  # of a file: identified by its numbers only
             content["topology"]["own"] = digest_of(self.schedule)
         content["algorithm"].pop("start_timeout", None)
         return content
@@ -193,7 +193,7 @@ class GossipPlan(Plan):
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
         return SeededPairs(node, self.experiment.seed) if self.masks else None
 
-    def for_restart(self) -> GossipPlan:
+    def shorten_start(self) -> GossipPlan:
         """Return the plan of a restarted peer: its start waits no longer than a round does."""
         a = self.experiment.algorithm
         soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
@@ -242,7 +242,7 @@ class GossipPlan(Plan):
         # with no late messages, plain gossip of whole models also averages the statistics
         algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._build_algorithm(length)
         about = self._parameters(length), length
-        exchange = apart_from_statistics(self.how.stacked(e, self.algorithm), *about)
+        exchange = separate_statistics(self.how.stacked(e, self.algorithm), *about)
         stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
@@ -262,7 +262,7 @@ class GossipPlan(Plan):
         return "finished" if set(words) == {"finished"} else PARTIAL
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        found = of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
+        found = find_missing_exchanges(rows, self.n, self.partners, node, directed=self.topology.directed)
         if not any(isinstance(row, EventRow) and row.name in NOT_IN_STEP for row in rows):
             return found  # the usual case, for a long run with many rows
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
@@ -353,7 +353,7 @@ def gossip_plan(
         check_fragments(made, experiment.rounds)
         check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
     except ConfigError as error:
-        if not (parts := own_parts(experiment)):
+        if not (parts := list_own_parts(experiment)):
             raise
         raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
     if experiment.algorithm.mode == "sync":  # without rounds a peer's exchanges are random, until the others end
@@ -362,7 +362,7 @@ def gossip_plan(
     return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
 
 
-def own_parts(experiment: GossipExperiment) -> list[str]:
+def list_own_parts(experiment: GossipExperiment) -> list[str]:
     """Return the user's own functions named as graph and weights."""
     section = experiment.topology
     graph, weights = section.graph, section.weights or ""
@@ -377,7 +377,7 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
     if section.weights == SIZES:
         graph = resolve(section.graph, n, seed=seed, allow_disconnected=apart)
         return weighted(graph, example_counts(experiment, graph.n), SIZES)
-    return named_schedule(
+    return build_schedule(
         section.graph, n, weights=section.weights, seed=seed, brought=brought, allow_disconnected=apart
     )
 
@@ -448,7 +448,7 @@ def peer_of(
     if not recovers(plan):
         return gossip
     assert isinstance(plan, GossipPlan)
-    soon = plan.for_restart()
+    soon = plan.shorten_start()
 
     def make(checkpoint: Checkpoint) -> Machine:
         return soon.machine(node, initial, schema, checkpoint, incarnation=max(1, incarnation))

@@ -226,7 +226,7 @@ def message_content(algorithm: Algorithm, *, private: bool) -> str:
     return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS
 
 
-def apart_from_statistics(exchange: StackedExchange, parameters: int, length: int) -> StackedExchange:
+def separate_statistics(exchange: StackedExchange, parameters: int, length: int) -> StackedExchange:
     """Return the exchange of rounds on stacked arrays for models [length] with `parameters` parameters; the rest are
     running statistics.
     """

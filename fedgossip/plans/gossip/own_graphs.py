@@ -70,7 +70,7 @@ def is_own_weights(weights: str | None) -> bool:
     return bool(WEIGHTS_CODE.named_by(weights))
 
 
-def named_schedule(
+def build_schedule(
     graph: str,
     n: int | None,
     *,
@@ -104,7 +104,7 @@ def named_schedule(
     return adopted(graph, first, n, again=second)
 
 
-def given_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | None) -> Schedule | None:
+def adopt_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | None) -> Schedule | None:
     """Return the schedule of objects given in Python; None if none were given.  Raises ConfigError, as
     `adopted` does.
     """
@@ -291,7 +291,7 @@ def _kind(found: object) -> str:
 MADE = ("d-cliques", "stl-fw", "place")
 
 
-def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: str | None, seed: int) -> Mixing:
+def build_mixing(spec: str, experiment: Experiment | None, n: int | None, weights: str | None, seed: int) -> Mixing:
     """Return the graph with its weights.  Raises ConfigError for an invalid text, and for a missing experiment."""
     word, _, argument = spec.partition(":")
     if word not in MADE and weights != SIZES:
@@ -318,7 +318,7 @@ def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: s
 
 def one_graph(graph: str, n: int | None, weights: str | None, seed: int) -> Mixing:
     """Return the graph of a name, with weights.  Raises ConfigError for a schedule."""
-    found = named_schedule(graph, n, weights=weights, seed=seed)
+    found = build_schedule(graph, n, weights=weights, seed=seed)
     if not isinstance(found, Mixing):
         raise ConfigError(f"{graph!r} is another graph in every round", "Take one graph, such as ring or regular:4.")
     return found

@@ -36,7 +36,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.run_sections import LBFGS, MAPREDUCE, SERVED
-from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
+from fedgossip.plans.completeness import Lacking, count_missing_clients, find_missing_work, with_exchanges
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.plans.parallel.shared_steps import (
     SharedSteps,
@@ -285,13 +285,13 @@ class MapReducePlan(SharedSteps):
         return "finished" if not any(workers) or set(workers) == {"finished"} else PARTIAL  # arrays have no workers
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        found = of_federation(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
+        found = find_missing_work(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
         if not isinstance(row, PeerRow) or row.peer != self.server or not row.round:
             return 0, 0
-        return of_clients(row, self.learners - self.experiment.parallel.backups)
+        return count_missing_clients(row, self.learners - self.experiment.parallel.backups)
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         m, size = self.learners, task.length * task.dtype.itemsize

@@ -66,7 +66,7 @@ class ServerPlan(SharedSteps):
     @property
     def table(self) -> KeyedTable | None:
         """The model's table; None for a vector."""
-        return self.given_table or named_table(self.experiment)
+        return self.given_table or build_table(self.experiment)
 
     def with_table(self, table: KeyedTable | None) -> Self:
         check_table(self.experiment, table)
@@ -292,10 +292,10 @@ def filters_of(experiment: ParallelExperiment) -> Mapping[str, RowFilter | None]
     l1, texts = experiment.parallel.l1, experiment.parallel.server.filters
     if len(set(texts)) < len(texts):
         raise ConfigError(f"parallel.server.filters = {texts}", "Name each once.")
-    return {text: None if text == KEY_CACHE else make_filter(text, l1, own_filter) for text in texts}
+    return {text: None if text == KEY_CACHE else make_filter(text, l1, load_filter) for text in texts}
 
 
-def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
+def build_table(experiment: ParallelExperiment) -> KeyedTable | None:
     """Return the table of an experiment's own task; None for a vector.  Raises ConfigError."""
     if experiment.task.kind == SPARSE:
         return KeyedTable(experiment.task.dim, seed=experiment.seed)
@@ -303,7 +303,7 @@ def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
     return sizes.table(experiment.seed) if sizes else None
 
 
-def own_filter(text: str) -> RowFilter:
+def load_filter(text: str) -> RowFilter:
     """Return the user's own filter of "module:function".  Raises ConfigError."""
     if not is_function(text):
         raise ConfigError(f"filter {text!r} is not known", nearest(text, FILTERS))
