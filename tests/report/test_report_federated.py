@@ -19,10 +19,10 @@ from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.core.roles import federated_roles, peer_roles
 from fedgossip.report.page import drawing, federated, write_comparison, write_report
 from fedgossip.report.page.federated import attended, head, lines
-from fedgossip.report.page.numbers import shown_round
+from fedgossip.report.page.numbers import number_round
 from fedgossip.report.page.participation import Participation, ReportedEvent, ReportedPeerRound, Took
 from fedgossip.report.page.reading import RecordedRun, read_run
-from fedgossip.report.page.reasons import REASONS, given_up
+from fedgossip.report.page.reasons import REASONS, explain_abandoned
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 
@@ -322,8 +322,11 @@ def test_rounds_that_were_abandoned_are_told_with_the_reason_in_words(reports: d
 
 def test_every_reason_of_the_secure_sum_has_words() -> None:
     assert {reason.value for reason in Reason} <= set(REASONS)
-    assert given_up({"reason": "INTERRUPTED", "contributions": 0, "needed": 5}) == "the coordinator was stopped in it"
-    assert given_up({"reason": "SOMETHING_NEW"}) == "something new"
+    assert (
+        explain_abandoned({"reason": "INTERRUPTED", "contributions": 0, "needed": 5})
+        == "the coordinator was stopped in it"
+    )
+    assert explain_abandoned({"reason": "SOMETHING_NEW"}) == "something new"
 
 
 def test_contributions_are_counted_in_words(reports: dict[str, Path]) -> None:
@@ -417,8 +420,8 @@ def test_names_follow_who_leads() -> None:
     led = federated_roles(3)
     assert [led.label(node) for node in (0, 3)] == ["client 0", "coordinator"]
     assert peer_roles(0).label(3) == "peer 3"
-    assert [shown_round(event, at, led) for event, at in (("missed", 4), ("resumed", 4), ("gone", -1))] == [5, 4, -1]
-    assert shown_round("missed", 4, peer_roles(4)) == 4
+    assert [number_round(event, at, led) for event, at in (("missed", 4), ("resumed", 4), ("gone", -1))] == [5, 4, -1]
+    assert number_round("missed", 4, peer_roles(4)) == 4
 
 
 def test_what_clients_measured_is_told_where_a_run_ends() -> None:

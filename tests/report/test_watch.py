@@ -280,7 +280,7 @@ def test_a_curve_is_thinned_and_keeps_its_ends() -> None:
 
 def test_the_peers_to_look_at_come_first() -> None:
     state = told(*rounds(1, 5), EventRow(-1, 3, "died"), EventRow(5, 0, "suspected", 1), peer_row(0, 6), n=5)
-    assert [peer.node for peer in state.by_interest()] == [3, 1, 4, 2, 0]
+    assert [peer.node for peer in state.sort_by_interest()] == [3, 1, 4, 2, 0]
     assert state.counts() == {"died": 1, "suspected": 1, "training": 3}
 
 

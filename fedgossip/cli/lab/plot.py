@@ -57,13 +57,13 @@ def plot(
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.sweeps.page import runs_of
     from fedgossip.report.page.drawing import save
-    from fedgossip.report.page.learning_curves import known_axes, known_measures, learning_curves
+    from fedgossip.report.page.learning_curves import learning_curves, list_axes, list_measures
     from fedgossip.report.page.sweep_figures import csv_of
 
     runs = runs_of(folders)
-    known = known_measures(runs)
+    known = list_measures(runs)
     if listed:
-        echo(f"--x {', '.join(known_axes(runs))}\n--y {', '.join(known)}")
+        echo(f"--x {', '.join(list_axes(runs))}\n--y {', '.join(known)}")
         return
     if not known:
         raise ConfigError("none of the runs recorded two rounds of a number", "Set eval.every, or run more rounds.")

@@ -22,8 +22,8 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.records import HALF_MISSING, EventRow, NetworkRow, PeerRow, Row, kind_of
 from fedgossip.core.roles import PEERS, Roles
 from fedgossip.experiment.sections import ENDLESS
-from fedgossip.report.page.numbers import shown_round
-from fedgossip.report.page.reasons import REASONS, given_up
+from fedgossip.report.page.numbers import number_round
+from fedgossip.report.page.reasons import REASONS, explain_abandoned
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ class Progress:
     def _event(self, row: EventRow) -> None:
         self._events += 1
         if self._events <= EVENTS_SHOWN or row.name == HALF_MISSING:
-            round = max(shown_round(row.name, row.round, self.roles), 0)
+            round = max(number_round(row.name, row.round, self.roles), 0)
             self._print(f"round {round}, {self.roles.label(row.peer)}: {self._words(row)}")
         if self._events == EVENTS_SHOWN:
             self._print("more events are in metrics.jsonl")
@@ -247,7 +247,7 @@ def _fill(row: EventRow, words: str, label: Label) -> str:
     if str(facts.get("reason")) in REASONS:
         known["reason"] = REASONS[str(facts["reason"])]
     if row.name in ("abandoned", "contributes_nothing"):
-        known["why"] = given_up(facts)
+        known["why"] = explain_abandoned(facts)
     try:
         if templates:
             stated = {key for key in known if facts.get(key) not in ([], ())}  # an empty list would follow "without"

@@ -115,7 +115,7 @@ def _lines(follower: Follower) -> None:
     from fedgossip.report.watch.table import StatusLines
 
     lines = StatusLines(follower, words_for(follower.state.roles))
-    follower.on_row = lambda row: _print_line(lines.of(row))
+    follower.on_row = lambda row: _print_line(lines.describe(row))
     for text in lines.heading():
         _print_line(text)
     warned = False

@@ -28,9 +28,9 @@ from fedgossip.report.page.learning_curves import (
     PANELS_MOST,
     CurveRun,
     holm,
-    known_axes,
-    known_measures,
     learning_curves,
+    list_axes,
+    list_measures,
     measured_values,
     student_interval,
 )
@@ -94,7 +94,7 @@ def page_of(table: SweepTable) -> SweepPage:
 def _surely_best(table: SweepTable, page: SweepPage) -> frozenset[str]:
     columns: dict[str, list[str]] = {}
     for name, rows in page.combinations.items():
-        columns.setdefault(page.rest(rows[0]), []).append(name)
+        columns.setdefault(page.label_column(rows[0]), []).append(name)
     found = set()
     for names in columns.values():
         means = {name: fmean(of) for name in names if (of := list(table.scores(name).values()))}
@@ -222,8 +222,8 @@ def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
         for of in range(0, len(labels), CURVES_MOST)
     ]
     for number, part in enumerate(parts, start=1):
-        for measure in [one for one in known_measures(part) if one not in OF_MIXING]:
-            for axis in known_axes(part):
+        for measure in [one for one in list_measures(part) if one not in OF_MIXING]:
+            for axis in list_axes(part):
                 safe = "".join(c if c.isalnum() else "-" for c in measure).lower()
                 name = f"curve-{safe}-by-{axis}" + (f"-{number}" if len(parts) > 1 else "")
                 found[name] = learning_curves(part, axis, measure, width)

@@ -209,7 +209,7 @@ def _verdict(runs: Sequence[Named]) -> str:
         top = metric.best(known.values()) if known else None
         return next(((value, name) for name, value in known.items() if value == top), None)
 
-    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
+    metric, shown = metric_of(runs), runs[0][1].summary.score.format
     averaged = best(_scored(metric, "averaged"))
     worst = best(_scored(metric, "worst_peer"))
     text = f"{plural(len(runs), 'run')} side by side."
@@ -221,7 +221,7 @@ def _verdict(runs: Sequence[Named]) -> str:
 
 def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
     terms = terms_of([run for _, run in runs])
-    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
+    metric, shown = metric_of(runs), runs[0][1].summary.score.format
     columns: list[
         tuple[str, Callable[[RecordedRun], float | None], Callable[..., str], Callable[..., float] | None]
     ] = [
@@ -287,10 +287,10 @@ def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
 
 
 def _curves(runs: Sequence[Named]) -> Markup | None:
-    def by_bytes(row: ReportedRound) -> float:
+    def measure_bytes(row: ReportedRound) -> float:
         return row.bytes_sent / size
 
-    def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
+    def draw_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
         label = f"test {metric.word}, {terms.model}"
         return overlay(runs, name, _restrict_to_metric(metric, column_of("score_averaged")), label, shape, axis)
 
@@ -304,7 +304,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
         grid(
             figure(
                 "averaged-by-round",
-                of_model("averaged-by-round"),
+                draw_model("averaged-by-round"),
                 terms.model.capitalize(),
                 f"Test {metric.word} of {terms.of_model}{metric.note}.",
             ),
@@ -318,7 +318,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
             ),
             figure(
                 "averaged-by-bytes",
-                of_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", by_bytes)),
+                draw_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", measure_bytes)),
                 f"{terms.model.capitalize()} by bytes",
                 f"The same against the bytes that {terms.senders} have sent.",
             ),
@@ -400,7 +400,7 @@ def overlay(
         axes.set_xlabel(label_of_x)
         axes.set_ylabel(label_of_y)
         if label_of_x == "round":
-            drawing.whole_axis(axes)
+            drawing.set_whole_axis(axes)
         if shape is not None:
             shape(axes)
         drawing.legend_above(axes, columns)

@@ -257,7 +257,7 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_gid(PERCENT)
 
 
-def whole_axis(axes: Axes, most: int = 7) -> None:
+def set_whole_axis(axes: Axes, most: int = 7) -> None:
     """Keep fractions of rounds or peers off the x axis."""
     from matplotlib.ticker import MaxNLocator
 
@@ -296,7 +296,7 @@ def data_shares(run: RecordedRun, name: str) -> str | None:
     data = run.summary.data
     if data is None or not (data.shares or data.sizes):
         return None
-    if by_class(data):
+    if has_few_classes(data):
         counts = np.array(list(zip_longest(*(data.shares or []), fillvalue=0.0)))
     else:
         counts = np.array([data.sizes or [sum(row) for row in data.shares or []]], dtype=np.float64)
@@ -315,7 +315,7 @@ def data_shares(run: RecordedRun, name: str) -> str | None:
     return draw(name, HEIGHT, paint)
 
 
-def by_class(data: DataSpread) -> bool:
+def has_few_classes(data: DataSpread) -> bool:
     """Return whether classes are known, and few enough for one colour each."""
     return bool(data.shares) and 1 < max(map(len, data.shares or [])) <= MOST_CLASSES
 
@@ -373,7 +373,7 @@ def stack(axes: Axes, parts: NDArray[np.float64], colours: Sequence[str], labels
     axes.set_ylim(0.0, float(tops[-1].max()) * 1.05 or 1.0)
     axes.set_xlabel(who if group == 1 else f"{who} (each bar is the mean of {group})")
     axes.tick_params(axis="x", length=0)
-    whole_axis(axes)
+    set_whole_axis(axes)
 
 
 def _class_colours(classes: int) -> list[str]:

@@ -29,10 +29,10 @@ from fedgossip.report.page.drawing import (
 )
 from fedgossip.report.page.figures import Line, who_gains
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
-from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural, shown_round
+from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, number_round, plural
 from fedgossip.report.page.participation import Participation, ReportedEvent, Took
 from fedgossip.report.page.reading import PrivacySpent, RecordedRun
-from fedgossip.report.page.reasons import given_up, gravest_first, reason
+from fedgossip.report.page.reasons import explain_abandoned, gravest_first, reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,15 +91,15 @@ def _secrecy(secure: bool | None) -> Iterable[Markup]:
 def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, str, str]]:
     summary, lost = run.summary, len(took.abandoned)
     score = summary.score
-    yield from figures.own_figures(run)
+    yield from figures.list_own_figures(run)
     if not summary.distils:
         yield from _global(run)
     if took.at_clients:
         at = max(took.at_clients)
         mean, worst = took.at_clients[at]
-        lowest = "" if worst is None else f", worst {score.shown(worst)}"
+        lowest = "" if worst is None else f", worst {score.format(worst)}"
         noisy = ", with noise" if summary.privacy else ""  # without it a budget hides the losses
-        yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
+        yield "At the clients", score.format(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
     if summary.distils:  # the model belongs to no participant, so it is not the run's result
         yield from _global(run)
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
@@ -114,7 +114,7 @@ def _global(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     name, of = ("Distilled model", "from the mean logits: ") if summary.distils else ("Global model", "")
     if score.averaged is not None:
         word = f"{score.metric.word} on the common test set{score.metric.note}{run.measured_when}"
-        yield name, score.shown(score.averaged), f"{of}{word}"
+        yield name, score.format(score.averaged), f"{of}{word}"
     elif summary.test_loss is not None:
         yield name, number(summary.test_loss), f"{of}loss"
 
@@ -158,11 +158,11 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
     return section(
         "What was learned",
         grid(
-            curve("score-by-round", figures.by_round, f"{score.heading} by round", text),
+            curve("score-by-round", figures.measure_rounds, f"{score.heading} by round", text),
             figure("loss", losses, "Loss by round", what),
-            curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
+            curve("score-by-bytes", figures.measure_all_bytes, f"{score.heading} by bytes",
                   f"The same against the bytes sent by {run.roles.label(len(run.learners))} and {one}s together."),
-            curve("score-by-time", figures.by_seconds, f"{score.heading} by time",
+            curve("score-by-time", figures.measure_seconds, f"{score.heading} by time",
                   "The same against the time that has passed, waiting included."),
         ),
     )  # fmt: skip
@@ -239,7 +239,7 @@ def _abandoned(took: Participation) -> Markup | None:
     if not took.abandoned:
         return None
     listed = sorted(took.abandoned.items())[:MOST_ROUNDS_LISTED]
-    rows = [[count(round), given_up(facts)] for round, facts in listed]
+    rows = [[count(round), explain_abandoned(facts)] for round, facts in listed]
     more = len(took.abandoned) - len(rows)
     if more:
         rows.append([NOTHING, f"{plural(more, 'more round')} in metrics.jsonl"])
@@ -288,7 +288,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
             [
                 str(node),
                 count(took.turns[node]),
-                *([run.summary.score.shown(client.score)] if tested else []),
+                *([run.summary.score.format(client.score)] if tested else []),
                 *([number(client.loss)] if learned else []),
                 data_size(client.bytes_sent),
                 data_size(client.bytes_received),
@@ -337,8 +337,8 @@ def events(run: RecordedRun) -> Markup | None:
 
 
 def _event(run: RecordedRun, event: ReportedEvent, last: int) -> list[str]:
-    shown = shown_round(event.name, event.round, run.roles)
-    until = "" if last == event.round else f" – {count(shown_round(event.name, last, run.roles))}"
+    shown = number_round(event.name, event.round, run.roles)
+    until = "" if last == event.round else f" – {count(number_round(event.name, last, run.roles))}"
     who = NOTHING if event.peer is None else run.roles.label(event.peer)
     about = event.value
     what = run.roles.label(about) if event.name == "gone" and isinstance(about, int) else _value(about)
@@ -494,7 +494,7 @@ def _means(values: NDArray[np.float64], group: int) -> tuple[NDArray[np.int64], 
 def _set_whole_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    drawing.whole_axis(axes)
+    drawing.set_whole_axis(axes)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
@@ -562,7 +562,7 @@ def _draw_spending(took: Participation, known: PrivacySpent, name: str) -> str |
         axes.set_ylim(0.0, max(spent[-1], known.max_epsilon or 0.0) * 1.06 or 1.0)
         axes.set_xlabel("round")
         axes.set_ylabel("ε")
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes)
         zoomable(axes)
 

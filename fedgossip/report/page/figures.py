@@ -44,27 +44,27 @@ Line = tuple[
 ]  # its name, colour and dash, and the measured values by time
 
 
-def by_round(_: list[ReportedRound]) -> Axis:
+def measure_rounds(_: list[ReportedRound]) -> Axis:
     return "round", lambda row: row.round
 
 
-def by_bytes(rows: list[ReportedRound]) -> Axis:
+def measure_bytes(rows: list[ReportedRound]) -> Axis:
     unit, size = byte_unit(max((row.bytes_sent for row in rows), default=0))
     return f"sent by all peers together ({unit})", lambda row: row.bytes_sent / size
 
 
-def by_all_bytes(rows: list[ReportedRound]) -> Axis:
-    """The same as `by_bytes`, for runs with senders other than peers."""
-    label, place = by_bytes(rows)
+def measure_all_bytes(rows: list[ReportedRound]) -> Axis:
+    """The same as `measure_bytes`, for runs with senders other than peers."""
+    label, place = measure_bytes(rows)
     return label.replace("all peers", "all"), place
 
 
-def by_seconds(rows: list[ReportedRound]) -> Axis:
+def measure_seconds(rows: list[ReportedRound]) -> Axis:
     unit, length = second_unit(max((row.seconds for row in rows), default=0.0))
     return f"time since the start ({unit})", lambda row: row.seconds / length
 
 
-def of_peers(run: RecordedRun) -> list[Line]:
+def list_peer_scores(run: RecordedRun) -> list[Line]:
     """Return the three scores of a network of peers."""
     of = " (distilled)" if run.summary.distils else ""
     return [(f"{label}{of}", colour, dash, run.series(column)) for column, label, colour, dash in SCORES]
@@ -85,12 +85,12 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
         for who, colour, dash, series in lines:
             at, values = [place(row) for row, _ in series], [value for _, value in series]
             curve(axes, at, values, label=who, colour=colour, dash=dash, rounds=[row.round for row, _ in series])
-        if axis is by_round:
+        if axis is measure_rounds:
             _draw_forecast(axes, run)
         axes.set_xlabel(axis_label)
         axes.set_ylabel(label or f"test {score.word}")
-        if axis is by_round:
-            drawing.whole_axis(axes)
+        if axis is measure_rounds:
+            drawing.set_whole_axis(axes)
         if score.percent:
             drawing.percent_axis(axes)
         legend_above(axes)
@@ -132,7 +132,7 @@ def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") ->
         axes.set_xlabel("round")
         axes.set_ylabel("loss")
         axes.set_ylim(bottom=0.0 if min(axes.get_ylim()) >= 0 else None)
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes)
         zoomable(axes)
 
@@ -159,7 +159,7 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
         drawing.log_axis(axes)
         axes.set_xlabel("round")
         axes.set_ylabel("consensus distance")
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes)
         zoomable(axes)
 
@@ -213,7 +213,7 @@ def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> s
         curve(axes, rounds, mean, label="mean", colour=BLUE, dash="-")
         axes.set_xlabel("round")
         axes.set_ylabel(line(number, LOGGED_LETTERS))
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes)
         zoomable(axes)
 
@@ -253,15 +253,15 @@ def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]
 GAINS_HEIGHT = 2.8
 
 
-def own_facts(run: RecordedRun) -> GainFacts | None:
+def gather_own_facts(run: RecordedRun) -> GainFacts | None:
     """Return the scores of the personal models over all participants; None if none was tested."""
     score, n = run.summary.score.metric, run.summary.n
     return gains_of(run.own_scores.values(), score, n) or gains_counted(run.own_counts, n)
 
 
-def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
+def list_own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
     """Yield the key figures of personal models, if participants have them."""
-    facts, shown, one = own_facts(run), run.summary.score.shown, run.roles.one
+    facts, shown, one = gather_own_facts(run), run.summary.score.format, run.roles.one
     word = run.summary.score.metric.word
     if facts is None:
         if run.summary.exchanged:
@@ -280,10 +280,10 @@ def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
 def who_gains(run: RecordedRun) -> Markup | None:
     """Return the section on personal models; None if none was tested."""
     score, one = run.summary.score.metric, run.roles.one
-    facts = own_facts(run)
+    facts = gather_own_facts(run)
     if facts is None:
         return None
-    shown = run.summary.score.shown
+    shown = run.summary.score.format
     rows = [
         ("mean", shown(facts["mean_own"]), f"over {plural(facts['tested'], one)}, each counted alike"),
         ("10th percentile", shown(facts["tenth_own"]), f"of a tenth of the {one}s the score is this or worse"),
@@ -331,7 +331,7 @@ def gains(scores: list[OwnScores], score: Score, one: str) -> str | None:
                 axes.plot(places, values, label=label, color=colour, marker=marker, markersize=size, linewidth=1)
         axes.set_xlabel(f"{one}s, sorted by gain")
         axes.set_ylabel(f"gain in {score.word}")
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes)
 
     return draw("gains", GAINS_HEIGHT, paint)

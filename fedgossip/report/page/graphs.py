@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgossip.base.untrusted_text import line
-from fedgossip.report.page.drawing import BLUE, EDGE, INK, LINE, ORANGE, PALE, QUIET, SKY, draw, whole_axis
+from fedgossip.report.page.drawing import BLUE, EDGE, INK, LINE, ORANGE, PALE, QUIET, SKY, draw, set_whole_axis
 from fedgossip.report.page.numbers import near_one
 from fedgossip.report.page.reading import Graph, RecordedRun
 
@@ -58,7 +58,7 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
             bar.set_label(what)
             if what != "degree":
                 low, high = min(values), max(values)
-                bar.set_ticks([low, high], labels=[run.summary.score.shown(end) for end in (low, high)])
+                bar.set_ticks([low, high], labels=[run.summary.score.format(end) for end in (low, high)])
             else:
                 bar.set_ticks(sorted({min(values), max(values)}))
             bar.ax.tick_params(length=0)
@@ -154,7 +154,7 @@ def spectrum(run: RecordedRun, name: str) -> str | None:
         axes.set_ylim(min(-0.05, values[-1] * 1.1, -(slem or 0) * 1.1), 1.06)
         axes.set_xlabel("place in the order of size")
         axes.set_ylabel("singular value" if directed else "eigenvalue")
-        whole_axis(axes)
+        set_whole_axis(axes)
 
     return draw(name, 2.7, paint)
 

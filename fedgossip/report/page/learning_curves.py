@@ -57,13 +57,13 @@ class CurveRun:
     run: RecordedRun
 
 
-def known_measures(runs: Sequence[CurveRun]) -> list[str]:
+def list_measures(runs: Sequence[CurveRun]) -> list[str]:
     """Return the measures with more than one value in some of the runs, the score of the mean peer first."""
     names = [*(name for name in ("mean_peer", *SCORES)), *MEASURES, *(name for one in runs for name in one.run.logged)]
     return [name for name in dict.fromkeys(names) if any(len(measured_values(one.run, name)) > 1 for one in runs)]
 
 
-def known_axes(runs: Sequence[CurveRun]) -> list[str]:
+def list_axes(runs: Sequence[CurveRun]) -> list[str]:
     """Return the axes on which all runs advance."""
     return [axis for axis in AXES if all((place := _place(one.run, axis)) and place(-1) > 0 for one in runs)]
 
@@ -76,12 +76,12 @@ def learning_curves(runs: Sequence[CurveRun], x: str, y: str, width: float = dra
     """
     if x not in AXES:
         raise ConfigError(f"there is no axis {x!r}", nearest(x, AXES))
-    known = known_measures(runs)
+    known = list_measures(runs)
     if y not in known:
         advice = nearest(y, known) if known else "They recorded too few rounds for a curve."
         raise ConfigError(f"none of the runs has recorded {y!r} in two rounds", advice)
-    if x not in known_axes(runs):
-        raise ConfigError(f"not all of the runs can be drawn by {x}", f"Known: {', '.join(known_axes(runs))}.")
+    if x not in list_axes(runs):
+        raise ConfigError(f"not all of the runs can be drawn by {x}", f"Known: {', '.join(list_axes(runs))}.")
     panels = list(dict.fromkeys(one.panel for one in runs))
     labels = list(dict.fromkeys(one.label for one in runs))
     if len(panels) > PANELS_MOST or len(labels) > CURVES_MOST:
@@ -227,7 +227,7 @@ def _finish(
         if logs[0]:
             drawing.log_axis(axes, "x")
         elif x == "round":
-            drawing.whole_axis(axes, 5)
+            drawing.set_whole_axis(axes, 5)
         axes.margins(x=0.02)
     first = every[0]
     low, high = robust_limits([row["mean"] for row in rows])

@@ -10,7 +10,7 @@ from fedgossip.core.roles import Roles
 # Numbers of rounds as people count them: completed rounds, or the open one.
 
 
-def shown_round(event: str, round: int, roles: Roles) -> int:
+def number_round(event: str, round: int, roles: Roles) -> int:
     """Return the round of an event as people count it: under a leader by the number of its result."""
     return round + (roles.leader is not None and round >= 0 and kind_of(event).open_round)
 

@@ -18,7 +18,7 @@ from fedgossip.report.page import comparison, drawing, federated, figures, graph
 from fedgossip.report.page.drawing import BLUE, draw
 from fedgossip.report.page.figures import who_gains
 from fedgossip.report.page.forecast import band
-from fedgossip.report.page.learning_curves import SCORES, CurveRun, known_measures, learning_curves
+from fedgossip.report.page.learning_curves import SCORES, CurveRun, learning_curves, list_measures
 from fedgossip.report.page.markup import (
     Markup,
     document,
@@ -142,7 +142,7 @@ def _histogram(found: Mapping[int, int], what: str, name: str) -> str | None:
         axes.set_xlabel(what)
         axes.set_ylabel("pushes")
         axes.set_xlim(-0.6, max(ages) + 0.6)
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
 
     return draw(name, figures.HEIGHT, paint)
 
@@ -209,7 +209,7 @@ def run(value: Any) -> Markup:
     summary, score = value.summary, dict(value.score)
     three = msgspec.convert(score, Scores)
     values = [(which, getattr(three, which)) for which in SCORES] if three.known else []
-    scored = [(f"{three.metric.word}, {SCORES[which]}", three.shown(one), "") for which, one in values]
+    scored = [(f"{three.metric.word}, {SCORES[which]}", three.format(one), "") for which, one in values]
     ending = [
         ("sent", data_size(summary.get("bytes_sent")), ""),
         ("digest", (value.digest or "none")[:16], ""),
@@ -224,7 +224,7 @@ def _curve(value: Any) -> Markup | None:
     if value.directory is None:
         return None
     recorded = [CurveRun("", "", None, read_run(value.directory))]
-    measures = known_measures(recorded)
+    measures = list_measures(recorded)
     if not measures:
         return None
     drawn = learning_curves(recorded, "round", measures[0], CURVE_INCHES)

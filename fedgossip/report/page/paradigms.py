@@ -235,7 +235,7 @@ def _speedups(rows: Sequence[Row]) -> str | None:
             axes.plot(*zip(*own, strict=True), label=name, color=colour, linestyle=dash, marker="o", markersize=3.5)
         axes.set_xlabel("workers")
         axes.set_ylabel("speed-up")
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes, 2)
 
     return draw("speedup", figures.HEIGHT + 0.17 * ((len(names) - 1) // 2), paint)
@@ -246,8 +246,8 @@ def _curves(page: ParadigmPage) -> Markup | None:
     rows = [row for _, run in runs for row in run.network]
     if not rows:
         return None
-    by_seconds = figures.by_seconds(rows)
-    by_bytes = figures.by_all_bytes(rows)
+    by_seconds = figures.measure_seconds(rows)
+    by_bytes = figures.measure_all_bytes(rows)
     axes = {
         "round": (BY_ROUND, "By rounds", "One batch of every worker, or a local training of several."),
         "seconds": (by_seconds, "By time", "What a person waits for."),
@@ -387,7 +387,7 @@ def _staleness(found: Mapping[str, Mapping[int, int]]) -> str | None:
         drawing.percent_axis(axes)
         axes.set_xlabel("changes of the model meanwhile")
         axes.set_ylabel("share of the rounds")
-        drawing.whole_axis(axes)
+        drawing.set_whole_axis(axes)
         legend_above(axes, 2)
 
     return draw("staleness", figures.HEIGHT, paint)

@@ -69,7 +69,7 @@ class Scores(msgspec.Struct, frozen=True):
         """Metric of the values."""
         return read_score({"name": self.name, "better": self.better, "unit": self.unit})
 
-    def shown(self, value: float | None) -> str:
+    def format(self, value: float | None) -> str:
         """Return a value for people."""
         return percent(value) if self.metric.percent else number(value)
 
@@ -326,7 +326,7 @@ class RecordedRun:
         if best is None or best.score == last or best.round == (self.summary.rounds if at is None else at):
             return text
         where = " on the clients' own examples" if best.at else ""
-        return f"{text}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
+        return f"{text}; best {self.summary.score.format(best.score)}{where}, in round {best.round}"
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
         """Return (row, value) for the rounds with a measurement of `column`."""

@@ -57,7 +57,7 @@ def reason(word: object) -> str:
     return REASONS.get(str(word)) or str(word).replace("_", " ").lower()
 
 
-def given_up(facts: Mapping[str, Any]) -> str:
+def explain_abandoned(facts: Mapping[str, Any]) -> str:
     """Return why a round was abandoned, from the value of its event."""
     word = str(facts.get("reason", "TOO_FEW"))
     stage = re.search(r"stage (\w+)\)", str(facts.get("text", "")))

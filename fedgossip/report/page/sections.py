@@ -100,17 +100,17 @@ def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     summary, one = run.summary, run.roles.measured
     three, score = summary.score, summary.score.metric
     if three.known:
-        yield from figures.own_figures(run)
+        yield from figures.list_own_figures(run)
         what, of = "Averaged model", "the mean of all models"
         if summary.distils:
             what, of = "Distilled model", "a model distilled from the mean of all logits"
         if three.averaged is not None:
-            yield what, three.shown(three.averaged), f"{score.word} of {of}{score.note}{run.measured_when}"
+            yield what, three.format(three.averaged), f"{score.word} of {of}{score.note}{run.measured_when}"
         if not summary.distils:
             whose = "own models" if summary.exchanged is None else "copies of the shared model"
             when = run.measured_when if three.averaged is None else ""
-            yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ {whose}{when}"
-            yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
+            yield f"Mean {one}", three.format(three.mean_peer), f"mean {score.word} of the {one}s’ {whose}{when}"
+            yield f"Worst {one}", three.format(three.worst_peer), _worst(run)
     else:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
@@ -180,7 +180,7 @@ def learning(run: RecordedRun) -> Markup | None:
         grid(
             figure(
                 "score-by-round",
-                figures.scores(run, "score-by-round", figures.by_round, figures.of_peers(run)),
+                figures.scores(run, "score-by-round", figures.measure_rounds, figures.list_peer_scores(run)),
                 f"{score.heading} by round",
                 f"Test {score.word} of {measured}{score.note}: if the lines differ, the peers do not agree yet.",
             ),
@@ -192,13 +192,13 @@ def learning(run: RecordedRun) -> Markup | None:
             ),
             figure(
                 "score-by-bytes",
-                figures.scores(run, "score-by-bytes", figures.by_bytes, figures.of_peers(run)),
+                figures.scores(run, "score-by-bytes", figures.measure_bytes, figures.list_peer_scores(run)),
                 f"{score.heading} by bytes",
                 "The same against the bytes that all peers have sent.",
             ),
             figure(
                 "score-by-time",
-                figures.scores(run, "score-by-time", figures.by_seconds, figures.of_peers(run)),
+                figures.scores(run, "score-by-time", figures.measure_seconds, figures.list_peer_scores(run)),
                 f"{score.heading} by time",
                 "The same against the time that has passed, waiting included.",
             ),
@@ -324,7 +324,7 @@ def _edges(run: RecordedRun, drawn: Graph) -> int:
 def describe_examples(data: DataSpread | None, one: str) -> str:
     """Return the caption under the figure of all examples: their source, and their use."""
     source = f" ({data.source})" if data is not None and data.source else ""
-    unlike = data is not None and drawing.by_class(data)
+    unlike = data is not None and drawing.has_few_classes(data)
     colours = f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."
     notes = "".join(f"  {note}." for note in (data.notes if data is not None else ()))
     return f"How many examples each {one} holds{source}{colours}{notes}"
@@ -361,7 +361,7 @@ def first_rounds(run: RecordedRun) -> Markup | None:
         return None
     rounds = min(ROUNDS_DRAWN, run.timeline.whole_rounds)
     names = [run.roles.label(node) for node in range(run.summary.who.n)]
-    svg = timeline.drawn(timeline.NamedTimeline(run.name, run.timeline.first(rounds), names), "timeline")
+    svg = timeline.draw_page(timeline.NamedTimeline(run.name, run.timeline.first(rounds), names), "timeline")
     caption = (
         f"Who computed, sent, received and waited in the first {plural(rounds, 'round')}, and the messages with "
         "vectors.  A participant that computes while its messages pass is shown as computing."
@@ -379,7 +379,7 @@ def _peer_table(run: RecordedRun) -> Markup | None:
     rows = [
         [
             _label(run, node),
-            *([run.summary.score.shown(peer.score), number(peer.loss)] if learned else []),
+            *([run.summary.score.format(peer.score), number(peer.loss)] if learned else []),
             data_size(peer.bytes_sent),
             data_size(peer.bytes_received),
             *(duration(peer.seconds[activity]) for activity, _ in drawing.ACTIVITIES),

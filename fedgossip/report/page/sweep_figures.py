@@ -117,7 +117,7 @@ class SweepPage:
             found.setdefault(row["combination"], []).append(row)
         return found
 
-    def rest(self, row: Mapping[str, Any]) -> str:
+    def label_column(self, row: Mapping[str, Any]) -> str:
         """Return the label above a column of the heat map: all keys but the first."""
         return ", ".join(self.value(row, key) for key in self.keys[1:]) or self.metric.word
 
@@ -140,7 +140,7 @@ class SweepPage:
             found[key] = frozenset.intersection(*values.values()) if len(values) > 1 else frozenset()
         return found
 
-    def shown(self, value: float | None) -> str:
+    def format(self, value: float | None) -> str:
         """Return a score in printed form."""
         return percent(value) if self.metric.percent else number(value)
 
@@ -211,7 +211,7 @@ def sides(page: SweepPage) -> tuple[list[str], list[str]]:
     """Return the rows and the columns of the heat map: the first key down, all others across."""
     first = [rows[0] for rows in page.combinations.values()]
     return list(dict.fromkeys(page.value(row, page.keys[0]) for row in first)), list(
-        dict.fromkeys(map(page.rest, first))
+        dict.fromkeys(map(page.label_column, first))
     )
 
 
@@ -230,7 +230,7 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
     shades = LinearSegmentedColormap.from_list("scores", ends, 32)
     scale = Normalize(low, high if high > low else low + 1.0, clip=True)
     for name, rows in page.combinations.items():
-        x, y = across.index(page.rest(rows[0])), down.index(page.value(rows[0], page.keys[0]))
+        x, y = across.index(page.label_column(rows[0])), down.index(page.value(rows[0], page.keys[0]))
         value = means[name]
         bad = any(row["status"] in ("failed", "refused") for row in rows)
         fill = "none" if value is None else shades(scale(value))
@@ -240,7 +240,7 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
         if value is not None:
             dark = sum(shades(scale(value))[:3]) < 1.6
             colour = "#ffffff" if dark else "#1f2430"
-            axes.text(x + 0.5, y + 0.5, page.shown(value), ha="center", va="center", color=colour, fontsize=size)
+            axes.text(x + 0.5, y + 0.5, page.format(value), ha="center", va="center", color=colour, fontsize=size)
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     axes.set_xticks([x + 0.5 for x in range(len(across))], across, rotation=30 if len(across) > 1 else 0, ha="right")
@@ -257,7 +257,7 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
         bar = figure.colorbar(ScalarMappable(scale, shades), ax=axes, extend=extend, fraction=0.05, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: page.shown(value)))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: page.format(value)))
         bar.ax.tick_params(labelsize=7.5)
         bar.set_label(page.measured, fontsize=8)
 
@@ -459,7 +459,7 @@ def _scores(page: SweepPage) -> Markup:
     rows = []
     for found in page.combinations.values():
         counted = sum(row[page.compared] is not None for row in found)
-        shown = [page.shown(mean_of(found, which)) for which, _ in columns]
+        shown = [page.format(mean_of(found, which)) for which, _ in columns]
         values = [NOTHING if found[0][key] is None else str(found[0][key]) for key in (*page.keys, *page.tuned)]
         rows.append([*values, str(counted), *shown])
     return table(heads, rows, numbers=1 + len(columns))
@@ -517,7 +517,7 @@ def _cells(page: SweepPage) -> Markup:
         if row["cell"]:
             name = Markup(f'<a href="./{quote(row["cell"])}/">{name}</a>')
         tuned = [NOTHING if row[key] is None else str(row[key]) for key in page.tuned]
-        numbers = [number(row[which]) if which == "test_loss" else page.shown(row[which]) for which, _ in columns]
+        numbers = [number(row[which]) if which == "test_loss" else page.format(row[which]) for which, _ in columns]
         rows.append([name, *tuned, str(row["seed"]), row["status"], *numbers, number(row["n_w"])])
     return table(heads, rows, numbers=1 + len(columns))
 
@@ -549,7 +549,7 @@ def latex(page: SweepPage) -> str:
         shown = (lambda value: f"{value:.2f}") if page.metric.percent else _tex_number
         text = "--" if not known else shown(mean) if spread is None else rf"{shown(mean)} $\pm$ {shown(spread)}"
         key = page.value(rows[0], page.keys[0]) if page.keys else ""
-        cells[key, page.rest(rows[0]) if page.keys else page.metric.word] = (
+        cells[key, page.label_column(rows[0]) if page.keys else page.metric.word] = (
             rf"\textbf{{{text}}}" if name in page.surely_best else text
         )
     unit = ", per cent" if page.metric.percent else ""

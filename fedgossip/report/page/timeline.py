@@ -59,7 +59,7 @@ class NamedTimeline:
     """Words of the legend for activities, if they differ from the activities' own."""
 
 
-def drawn(one: NamedTimeline, name: str) -> str:
+def draw_page(one: NamedTimeline, name: str) -> str:
     """Return the SVG of one timeline, for a page."""
     return draw(name, height_of([one]), lambda figure: paint(figure, [one]), WIDE)
 

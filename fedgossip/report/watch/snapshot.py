@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import PEERS, Roles
-from fedgossip.report.page.numbers import shown_round
+from fedgossip.report.page.numbers import number_round
 from fedgossip.report.watch.federation import Led, Peer
 from fedgossip.report.watch.follow import DRIVERS, Follower
 from fedgossip.report.watch.state import ENDED, FALLEN, State
@@ -116,7 +116,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     curves = state.curves | (state.led.curves if state.led else {})
     number = len(state.peers) + state.unlisted[0]
     all_listed = number <= MOST_NODES
-    shown = in_order(state) if all_listed else state.by_interest()[:LISTED]
+    shown = sort_peers(state) if all_listed else state.sort_by_interest()[:LISTED]
     tested, distance = state.tested, state.distance
     return {
         "status": state.status if follower.ended else "",
@@ -154,14 +154,14 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     }
 
 
-def in_order(state: State) -> list[Peer]:
+def sort_peers(state: State) -> list[Peer]:
     """Return all peers by id; a coordinator precedes its clients."""
     return sorted(state.peers.values(), key=lambda peer: (peer.node != state.roles.leader, peer.node))
 
 
 def counted(row: EventRow, roles: Roles) -> int | None:
     """Return the round of an event as people count it; None if it has none."""
-    return shown_round(row.name, row.round, roles) if row.round >= 0 else None
+    return number_round(row.name, row.round, roles) if row.round >= 0 else None
 
 
 def _leader_state(state: State, led: Led) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:
     return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
 
 
-def in_trouble(word: str) -> bool:
+def needs_attention(word: str) -> bool:
     """Return whether a state needs attention."""
     return word in (*FALLEN, "gone", "suspected")
 

@@ -91,7 +91,7 @@ class State:
         return self.peers[node]
 
     def _select_known(self, value: object) -> list[int]:
-        return [node for node in named(value) if node in self.peers or (self.n and self.peer(node))]
+        return [node for node in extract_ids(value) if node in self.peers or (self.n and self.peer(node))]
 
     @property
     def unlisted(self) -> tuple[int, str]:
@@ -193,7 +193,7 @@ class State:
             self.led.event(row)
         match kind_of(row.name).implies:
             case "gone" | "suspected" | "missed" as mark:
-                for node in named(row.value):
+                for node in extract_ids(row.value):
                     self._mark(_witness(row), node, mark, row.round)
             case "back" | "there":
                 self._mark_present(peer, row)
@@ -318,7 +318,7 @@ class State:
         found[word] = found.get(word, 0) + number
         return {word: found[word] for word in SERIOUS if word in found}
 
-    def by_interest(self) -> list[Peer]:
+    def sort_by_interest(self) -> list[Peer]:
         """Return all peers: those in trouble first, then the late ones, then those that wait least, as others wait for
         them.
 
@@ -362,7 +362,7 @@ class State:
                         yield node, other, "down" if mark.name == "gone" else mark.name
 
 
-def named(value: object) -> list[int]:
+def extract_ids(value: object) -> list[int]:
     """Return the ids in an event: one, a list of them, or those of a mapping under "node" and similar keys."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("node", "unreachable", "back") if key in value), None)

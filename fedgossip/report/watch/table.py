@@ -17,7 +17,7 @@ from fedgossip.core.roles import Roles
 from fedgossip.report.page.numbers import data_size, number, percent
 from fedgossip.report.watch.federation import Led, Peer
 from fedgossip.report.watch.follow import DRIVERS, Follower
-from fedgossip.report.watch.snapshot import Words, event_line, in_order, in_trouble, links_up, note, title
+from fedgossip.report.watch.snapshot import Words, event_line, links_up, needs_attention, note, sort_peers, title
 from fedgossip.report.watch.state import State
 
 COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "green",
@@ -43,9 +43,9 @@ class Screen:
         room = console.height - len(above) - len(below) - 3  # the table's head, the line for the rest, the cursor
         room = WHOLE_MOST if self.whole else max(room, LEAST_ROWS)
         state = self.follower.state
-        shown = in_order(state) if len(state.peers) <= room else state.by_interest()[:room]
+        shown = sort_peers(state) if len(state.peers) <= room else state.sort_by_interest()[:room]
         listed = clients_table if state.led else peers_table
-        yield Group(*above, listed(state, shown, options.max_width), *rest(state, shown), *below)
+        yield Group(*above, listed(state, shown, options.max_width), *list_omitted(state, shown), *below)
 
     def _above(self) -> list[RenderableType]:
         return [_one(text) for text in heading(self.follower)]
@@ -95,11 +95,13 @@ def rounds_led(state: State, led: Led) -> list[str]:
     return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
 
 
-def at_clients(led: Led, now: int, score: Score) -> list[str]:
+def describe_client_score(led: Led, now: int, score: Score) -> list[str]:
     """Return the clients' last measurement of the global model, if any: mostly of the round before."""
     tested = led.tested
     return (
-        [f"{shown(score, tested.score_clients)} at the clients{_note_round(tested.round - 1, now)}"] if tested else []
+        [f"{format_score(score, tested.score_clients)} at the clients{_note_round(tested.round - 1, now)}"]
+        if tested
+        else []
     )
 
 
@@ -112,10 +114,10 @@ def learned(state: State) -> list[str]:
     words, tested, distance, score = [], state.tested, state.distance, state.score
     of_round = _note_round(tested.round, state.round) if tested else ""
     if state.led and tested is not None and tested.score_averaged is not None:
-        of_model = f"{score.word} {shown(score, tested.score_averaged)} global model{of_round}"
-        words.append(", ".join([of_model, *at_clients(state.led, state.round, score)]))
+        of_model = f"{score.word} {format_score(score, tested.score_averaged)} global model{of_round}"
+        words.append(", ".join([of_model, *describe_client_score(state.led, state.round, score)]))
     elif tested is not None and tested.score_averaged is not None and state.roles.leader is not None:
-        words.append(f"{score.word} {shown(score, tested.score_averaged)}{of_round}")
+        words.append(f"{score.word} {format_score(score, tested.score_averaged)}{of_round}")
     elif tested is not None and tested.score_averaged is not None:
         words.append(three(score, tested) + of_round)
     elif tested is not None:
@@ -145,7 +147,7 @@ def _between(edges: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def shown(score: Score, value: float | None) -> str:
+def format_score(score: Score, value: float | None) -> str:
     """Return a value of a score for people."""
     return percent(value) if score.percent else number(value)
 
@@ -154,7 +156,7 @@ def three(score: Score, row: NetworkRow) -> str:
     """Return the three scores of a round, in words."""
     values = (row.score_averaged, row.score_mean_peer, row.score_worst_peer)
     named = zip(values, ("averaged", "mean peer", "worst peer"), strict=True)
-    return f"{score.word} " + ", ".join(f"{shown(score, value)} {name}" for value, name in named)
+    return f"{score.word} " + ", ".join(f"{format_score(score, value)} {name}" for value, name in named)
 
 
 def peers_table(state: State, peers: list[Peer], width: int) -> Table:
@@ -220,7 +222,7 @@ def _round(state: State, peer: Peer) -> str:
 
 
 def _score(score: Score, peer: Peer) -> str:
-    return shown(score, peer.score) + ("" if peer.score is None else _note_round(peer.tested, peer.round))
+    return format_score(score, peer.score) + ("" if peer.score is None else _note_round(peer.tested, peer.round))
 
 
 def _account(state: State) -> str:
@@ -228,7 +230,7 @@ def _account(state: State) -> str:
     return "" if given is None else f"{given} contributions in the last round"
 
 
-def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
+def list_omitted(state: State, shown: list[Peer]) -> list[RenderableType]:
     """Return the peers left out of the table, counted by state."""
     there = {peer.node for peer in shown}
     counts: dict[str, int] = {}
@@ -253,7 +255,7 @@ def clock(seconds: float) -> str:
 
 
 def _state(word: str) -> Text:
-    return Text(word, style="bold red" if in_trouble(word) and word != "suspected" else COLOURS.get(word, ""))
+    return Text(word, style="bold red" if needs_attention(word) and word != "suspected" else COLOURS.get(word, ""))
 
 
 def _one(text: str, style: str = "") -> Text:
@@ -272,7 +274,7 @@ class StatusLines:
         """Return the name of the watched run."""
         return heading(self.follower)[:1]
 
-    def of(self, row: Row) -> str:
+    def describe(self, row: Row) -> str:
         """Return the line of a row; empty for one that is part of a later line."""
         score = self.follower.state.score
         match row:
@@ -297,7 +299,7 @@ class StatusLines:
         state = self.follower.state
         for peer in state.peers.values():
             word = state.condition(peer)
-            before, now = self._trouble.get(peer.node, ""), word if in_trouble(word) else ""
+            before, now = self._trouble.get(peer.node, ""), word if needs_attention(word) else ""
             if now != before:
                 self._trouble[peer.node] = now
                 who = self.roles.label(peer.node)
@@ -318,7 +320,10 @@ def _describe_network(row: NetworkRow, state: State) -> str:
 def _describe_model(row: NetworkRow, led: Led, score: Score) -> str:
     words = []
     if row.score_averaged is not None:
-        words += [f"{score.word} {shown(score, row.score_averaged)}", *at_clients(led, row.round, score)]
+        words += [
+            f"{score.word} {format_score(score, row.score_averaged)}",
+            *describe_client_score(led, row.round, score),
+        ]
     if not words and (row.loss is not None or row.test_loss is not None):
         words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
     return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
@@ -327,7 +332,7 @@ def _describe_model(row: NetworkRow, led: Led, score: Score) -> str:
 def _describe_peer(row: PeerRow, roles: Roles, score: Score) -> str:
     words = [] if row.loss is None else [f"loss {number(row.loss)}"]
     if row.score is not None:
-        words.append(f"{score.word} {shown(score, row.score)}")
+        words.append(f"{score.word} {format_score(score, row.score)}")
     if row.peer == roles.leader:
         words.append(f"{row.clients or 0} contributions")
     return ", ".join(words if roles.leader is not None else [*words, f"waited {number(row.seconds_waiting)} s"])
