@@ -92,12 +92,12 @@ def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped:
     overrides auto; None uses only [forecast].  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
-        return _with_realised(Foretold.left_in(stopped), plan, task)
+        return _with_realised(Foretold.read(stopped), plan, task)
     level = _level_of(plan, task, level)
     if level is None:
         return None
     (found,) = forecasts_of([gossiping(plan)], task, level)
-    return _with_realised(Foretold.of(found), plan, task)
+    return _with_realised(Foretold.from_forecast(found), plan, task)
 
 
 def check_forecast(plan: compose.Plan, task: LocalTask) -> None:

@@ -25,7 +25,7 @@ from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations
 from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
-from fedgossip.runs.peer_files import kept_in, take_up
+from fedgossip.runs.peer_files import keep_best_in, take_up
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
 from fedgossip.runs.tracking import Keeper, Tracking
 
@@ -109,7 +109,7 @@ def run_local_plan(
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold, peers=folders))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
         evaluate, keeps = measured_by(plan.experiment, task), plan.experiment.eval.keep == BEST
-        record = record_of(plan, evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
+        record = record_of(plan, evaluate, watch_all=False, kept=keep_best_in(out) if keeps else None)
         if left:
             record.best_model = take_up(record.best, out)
         collector = Collector(folders, record, keeper)

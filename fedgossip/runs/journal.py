@@ -37,10 +37,10 @@ from fedgossip.runs.trace import (
     Array,
     ArrayShape,
     arrays_in,
-    put_together,
     raw,
+    rebuild_event,
     shapes_of,
-    taken_apart,
+    split_event,
 )
 
 MAGIC = b"fgjourn1"
@@ -163,7 +163,7 @@ class Journal:
             if isinstance(header, _Event):
                 count = len(arrays) - len(header.memory)
                 try:
-                    event = put_together(header.event, header.fields, arrays[:count])
+                    event = rebuild_event(header.event, header.fields, arrays[:count])
                 except Exception as error:
                     raise self._broken(f"an event that cannot be read: {error!r}") from None
                 if header.memory or header.event == "Trained":
@@ -180,7 +180,7 @@ class Journal:
 
     def write(self, now_ns: int, event: Event, memory: Mapping[str, Array] | None = None) -> None:
         """Write an event to disk, before its machine handles it.  Raises NotWrittenError; nothing is changed then."""
-        fields, arrays = taken_apart(event)
+        fields, arrays = split_event(event)
         kept = dict(memory or {})
         seed = os.urandom(SEED_BYTES)
         shapes = shapes_of([*arrays, *kept.values()])

@@ -112,7 +112,7 @@ class PeerFiles:
         e = plan.experiment
         keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # with snapshots their reader does
         self._best = BestSoFar(e.score) if keeps else None
-        self._keep, self._at_clients = kept_in(folder), e.selects_at_clients
+        self._keep, self._at_clients = keep_best_in(folder), e.selects_at_clients
         self._best_model = take_up(self._best, folder)
         self._whose = node if node < plan.learners else None  # others have no local parts in their model
         self._left_to_others = plan.one_model and snapshots
@@ -247,7 +247,7 @@ def empty_folder(folder: Path) -> Path:
     return folder
 
 
-def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
+def keep_best_in(folder: Path) -> Callable[[int, float, Vector], None]:
     """Return a function that writes the best model so far into `folder`.  The function raises NotWrittenError."""
     from safetensors.numpy import save
 

@@ -420,12 +420,12 @@ class Foretold:
     """Computes the same forecast for the recorded mixing of the rounds; returns None if all went as planned."""
 
     @classmethod
-    def of(cls, forecast: RunForecast | None) -> Foretold | None:
+    def from_forecast(cls, forecast: RunForecast | None) -> Foretold | None:
         """Return the forecast of a starting run."""
         return None if forecast is None else cls(forecast, digest_of(encoded(forecast)))
 
     @classmethod
-    def left_in(cls, folder: Path) -> Foretold | None:
+    def read(cls, folder: Path) -> Foretold | None:
         """Return the forecast of a resumed run.  Raises ConfigError for an invalid file."""
         found = read_forecast(folder)
         return None if found is None else cls(*found)

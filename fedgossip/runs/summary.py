@@ -191,7 +191,7 @@ def summarize(
         **personal_facts(plan, keeper.rows),
         **inside_facts(plan, task, driver, shares.sizes, keeper.rows),
         **plan.facts(keeper.rows),
-        **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
+        **keeper.compare_with_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
         **added,
     }
 

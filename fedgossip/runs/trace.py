@@ -179,7 +179,7 @@ class Trace:
     def write_event(self, now_ns: int, event: Event) -> None:
         """Write an event before the machine handles it, as that may consume the event's vectors."""
         if self._file:
-            fields, arrays = taken_apart(event)
+            fields, arrays = split_event(event)
             self._write(_Delivered(now_ns, type(event).__name__, fields, shapes_of(arrays)), arrays)
 
     def answered(self, effects: Sequence[Effect | str]) -> None:
@@ -307,7 +307,7 @@ class Reading:
             if not isinstance(header, _Delivered):
                 raise self._broken(f"event {number} is missing")
             try:
-                event = put_together(header.event, header.fields, arrays)
+                event = rebuild_event(header.event, header.fields, arrays)
             except TraceError as error:
                 raise TraceError(f"{self.path}: event {number}: {error}", error.advice) from None
             except Exception as error:  # as above
@@ -392,7 +392,7 @@ _MESSAGES = {
 _EVENTS = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
-def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
+def split_event(event: Event) -> tuple[dict[str, Any], list[Array]]:
     """Return an event's plain fields and its arrays."""
     match event:
         case Received(sender, message):
@@ -418,8 +418,8 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
             return {name: _plain(one, []) for name, one in _fields_of(event)}, []
 
 
-def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
-    """Return the event of a `taken_apart` value.  Raises TraceError if it cannot be replayed."""
+def rebuild_event(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
+    """Return the event of a `split_event` value.  Raises TraceError if it cannot be replayed."""
     match name:
         case "Received":
             return Received(fields["sender"], _rebuild(fields["message"], arrays))

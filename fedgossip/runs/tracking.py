@@ -401,7 +401,7 @@ class Keeper:
             self._tracking.end(status, last)
             self._report_failures(self._tracking)
 
-    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> ForecastFacts:
+    def compare_with_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> ForecastFacts:
         """Return the summary's facts on the forecast; after losses, write the forecast of the actual mixing."""
         if self.foretold is None:
             return {}

@@ -49,7 +49,7 @@ from fedgossip.core.task import Segment
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs.trace import _MESSAGES, Opening, Reading, Trace, Traced, TraceError, described, put_together
+from fedgossip.runs.trace import _MESSAGES, Opening, Reading, Trace, Traced, TraceError, described, rebuild_event
 from fedgossip.topology import Mixing, Topology, build
 
 VECTOR = frozen(np.arange(5, dtype=np.float32))
@@ -168,7 +168,7 @@ def test_arrays_of_unlike_types_come_back_from_any_field_of_a_message(
 def test_a_model_in_a_trace_of_the_release_before_comes_back() -> None:
     """There the vectors of a message had no field."""
     old = {"sender": 1, "message": {"is": "Model", "round": 3, "schema": "s"}}
-    event: Any = put_together("Received", old, [VECTOR])
+    event: Any = rebuild_event("Received", old, [VECTOR])
     assert event.message.round == 3 and event.message.vectors == (VECTOR,)
 
 
