@@ -109,7 +109,7 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
     key = key or path / run_format.PEER_KEY
     if given is None and not key.exists():
         Identity.new().save(key)
-    return Joined(path, key, given or Identity.own(key))
+    return Joined(path, key, given or Identity.load_own(key))
 
 
 def proposal(client: Asking, seconds: float = ANSWER_SECONDS) -> Proposal:
@@ -349,7 +349,7 @@ def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> N
 def _identity(path: Path) -> Identity:
     if not path.exists():
         Identity.new().save(path)
-    return Identity.own(path)
+    return Identity.load_own(path)
 
 
 def _read(path: Path) -> _Invite | None:

@@ -29,7 +29,7 @@ def kept_identity(folder: Path) -> Identity:
     if others can read it, or if no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
-        return Identity.own(folder / KEY_BEFORE)  # a folder that was passed on could contain a stranger's
+        return Identity.load_own(folder / KEY_BEFORE)  # a folder that was passed on could contain a stranger's
     if not (folder / PUBLIC_KEY).exists():
         return _new(folder)
     try:

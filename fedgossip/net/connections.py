@@ -34,8 +34,8 @@ from fedgossip.net.sockets import (
     Waker,
     ZmqSocket,
     break_off,
-    brought,
     check_files,
+    count_received,
     pause,
     raise_open_files,
     shut_down,
@@ -276,7 +276,7 @@ class Connections:
             return
         self._active.discard(descriptor)
         self._waiting.discard(descriptor)
-        if (now := brought(descriptor)) is None:
+        if (now := count_received(descriptor)) is None:
             return
         total, waiting = now
         base, before = total if connection.base is None else connection.base, connection.unread
@@ -291,7 +291,7 @@ class Connections:
     def _hang_up(self, descriptor: int) -> None:
         connection = self._connections[descriptor]
         total = (connection.base or 0) + connection.unread
-        break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
+        break_off(descriptor, lambda held: (count_received(held) or (0, 0))[0] >= total)
         connection.base, connection.unread = total, 0  # report once; the connection closes in a moment
         self._publish(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 

@@ -287,7 +287,7 @@ def _tcp(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def own_address(port: int) -> str | None:
+def find_own_address(port: int) -> str | None:
     """Return the address of this machine on its route to the outside; None without one.  Nothing is sent."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -297,7 +297,7 @@ def own_address(port: int) -> str | None:
     return None
 
 
-def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
+def read_block(path: Path) -> tuple[NodeId, Endpoint] | None:
     """Return the block that `keys new` wrote into the key file at `path`; None without a complete block."""
     try:
         (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.resolve(path))), _KeyFile).peer

@@ -211,7 +211,7 @@ class FolderLinks(Wakeable):
 
     def _check_begun(self, process: bytes) -> None:
         for pair in self._pairs.values():
-            greeting = pair.writer.own_greeting()
+            greeting = pair.writer.read_own_greeting()
             if greeting is not None and greeting.process != process:
                 text = (
                     f"{self.root}: participant {self.node} has begun this run already, from another folder of its own"

@@ -523,7 +523,9 @@ class Host:
         sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
         self._meter.record_sent(sent - self._counted[0], payload - self._counted[1])
         self._counted = sent, payload
-        self._meter.carried((begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.taken())
+        self._meter.carried(
+            (begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.take_spans()
+        )
 
     def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
         try:

@@ -89,7 +89,7 @@ class Identity:
         return owner_files.with_mark(text, f"key {self.public}")
 
     @classmethod
-    def own(cls, path: Path) -> Identity:
+    def load_own(cls, path: Path) -> Identity:
         """Read a pair found by its place, not given by the user.
 
         Raises ConfigError as `load`, and for one that no command of this user has made.

@@ -132,7 +132,7 @@ class PairWriter:
             if name.lower().endswith((SUFFIX, PART)):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def own_greeting(self) -> SealedFile | None:
+    def read_own_greeting(self) -> SealedFile | None:
         """Return the header of the greeting under this participant's name."""
         try:
             return parsed(outside_files.read_bytes(self.folder / f"{_GREETING}{SUFFIX}", within=self.shared))

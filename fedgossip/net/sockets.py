@@ -231,7 +231,7 @@ milliseconds.
 """
 
 
-def brought(descriptor: int) -> tuple[int, int] | None:
+def count_received(descriptor: int) -> tuple[int, int] | None:
     """Return the bytes of a TCP connection read here, and those waiting; None if unknown."""
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
     size = ctypes.c_uint(_TCP_INFO_BYTES)

@@ -273,7 +273,7 @@ class Traffic:
             self._coming.discard(sender)
             self._changed()
 
-    def taken(self) -> list[Span]:
+    def take_spans(self) -> list[Span]:
         """Return the intervals since the last call; an open one counts up to now and starts again."""
         now, spans = time.monotonic_ns(), self._spans
         if self._active:

@@ -17,7 +17,7 @@ from test_machines import SECONDS, Site, averaging, site_of
 
 from fedgossip.base.vectors import digest
 from fedgossip.drivers.simulate import simulate
-from fedgossip.net.endpoints import kept_block
+from fedgossip.net.endpoints import read_block
 
 pytestmark = [pytest.mark.sockets, pytest.mark.root, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -62,7 +62,7 @@ def check_digest(site: Site) -> None:
     vectors = {}
     for machine in WARDS:
         (run,) = site.home(machine).glob("*/*/run")
-        block = kept_block(run / "endpoint.toml")
+        block = read_block(run / "endpoint.toml")
         assert block
         vectors[block[0]] = load_file(run / "vector.safetensors")["vector"]
     found = digest([vectors[node] for node in range(3)])

@@ -131,7 +131,7 @@ def test_a_key_in_a_strangers_folder_is_taken_where_it_is_named_or_adopted(
     assert typed("keys", "own", PEER_KEY)[0] == 0 and typed("keys", "show")[0] == 0
     (tmp_path / PEER_KEY).rename(tmp_path / "moved.key")
     typed("keys", "new", "--client")
-    assert Identity.own(tmp_path / "moved.key") != Identity.own(tmp_path / PEER_KEY)
+    assert Identity.load_own(tmp_path / "moved.key") != Identity.load_own(tmp_path / PEER_KEY)
     (tmp_path / "notes").write_text("peer")
     assert typed("keys", "own", "notes")[0] == 2
 

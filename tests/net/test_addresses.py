@@ -9,7 +9,7 @@ import pytest
 from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.net.endpoints import ADDRESS_LETTERS, address_at, check_address, check_reachable
 from fedgossip.net.relays import addresses
-from fedgossip.net.relays.addresses import Whereabouts, hold_port, own_addresses, port_of
+from fedgossip.net.relays.addresses import Whereabouts, find_own_addresses, hold_port, port_of
 
 pytestmark = pytest.mark.sockets
 
@@ -17,7 +17,7 @@ WIFI, CABLE, OTHER = "tcp://10.0.0.5:1", "tcp://192.168.7.5:1", "tcp://172.17.0.
 
 
 def networks(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    monkeypatch.setattr(addresses, "own_addresses", lambda _port: list(found))
+    monkeypatch.setattr(addresses, "find_own_addresses", lambda _port: list(found))
 
 
 def test_the_address_stays_as_long_as_its_network_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_port_that_is_held_is_nobody_elses_but_zeromq_may_listen_there() -> No
 
 
 def test_a_machine_in_no_network_can_call_itself() -> None:
-    hosts = [one.partition("://")[2].partition(":")[0] for one in own_addresses(5) if "[" not in one]
+    hosts = [one.partition("://")[2].partition(":")[0] for one in find_own_addresses(5) if "[" not in one]
     assert hosts and all(map(socket.inet_aton, hosts))
 
 

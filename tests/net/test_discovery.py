@@ -41,10 +41,10 @@ def test_an_organiser_is_found_by_its_key_and_by_anybody_who_asks(multicast: Non
             stack.enter_context(closing(Announcer(name, identity.public, 5699, HERE, HERE)))
         everything = stack.enter_context(closing(Search(interfaces=HERE)))
         one = stack.enter_context(closing(Search(ours.public, HERE)))
-        wait_until(lambda: len(everything.found()) >= 2 and one.found(), 30, "both are found")
-        assert [found.key for found in one.found()] == [ours.public]
+        wait_until(lambda: len(everything.list_found()) >= 2 and one.list_found(), 30, "both are found")
+        assert [found.key for found in one.list_found()] == [ours.public]
         assert one.addresses() == ["tcp://127.0.0.1:5699"]
-        assert {found.name for found in everything.found()} >= {"lan", "other [2J"}
+        assert {found.name for found in everything.list_found()} >= {"lan", "other [2J"}
 
 
 @pytest.mark.sockets
@@ -91,7 +91,7 @@ def test_many_announcements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     search = Silent()
     for number in range(1000):
         search.add_service(SimpleNamespace(get_service_info=lambda *_, **__: said), "", str(number))  # type: ignore[arg-type]
-    assert len(search.found()) == discovery.FOUND_MAX
+    assert len(search.list_found()) == discovery.FOUND_MAX
 
 
 @pytest.mark.sockets

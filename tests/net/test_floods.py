@@ -162,7 +162,7 @@ def test_what_waits_of_a_connection_that_is_broken_off_is_never_read() -> None:
         receiver, _ = listener.accept()
         with receiver:
             sender.sendall(bytes(1 << 16))
-            wait_until(lambda: sockets.brought(receiver.fileno()) == (0, 1 << 16), SECONDS, "all is there")
+            wait_until(lambda: sockets.count_received(receiver.fileno()) == (0, 1 << 16), SECONDS, "all is there")
             sockets.break_off(receiver.fileno(), lambda _: True)
             for end in (receiver, sender):
                 with pytest.raises(ConnectionResetError):
@@ -193,7 +193,7 @@ def test_one_that_is_not_heard_for_a_while_is_not_hung_up_on() -> None:
         def in_the_middle() -> bool:
             talker.poll(1)
             heard.extend(busy.poll(0))
-            return busy.incoming.by_curve(1).arriving_round is not None
+            return busy.incoming.select_by_curve(1).arriving_round is not None
 
         wait_until(both_greeted, SECONDS, "a greeting")
         for number in range(8):

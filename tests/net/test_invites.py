@@ -656,7 +656,7 @@ def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
     assert Party(new_secret(), LATER, Seats(2)).node_of("nobody") is None
     party = Party(new_secret(), LATER, Seats(2))
     alone = InviteAdmission(Identity.new(), Guest("k", "v", "a"), party, PROPOSAL, lambda _: None)
-    assert alone.here(0) == (0,)
+    assert alone.list_present(0) == (0,)
 
 
 @pytest.mark.sockets

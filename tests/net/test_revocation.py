@@ -175,11 +175,11 @@ def test_an_address_that_nobody_can_call_makes_no_key(folder: Path, address: str
 def test_without_an_address_the_machines_own_is_signed_or_none(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgossip.net.endpoints.own_address", lambda port: f"tcp://10.1.2.3:{port}")
+    monkeypatch.setattr("fedgossip.net.endpoints.find_own_address", lambda port: f"tcp://10.1.2.3:{port}")
     cli(["keys", "new"], standalone_mode=False)
     said = capsys.readouterr()
     assert "tcp://10.1.2.3:5700" in said.out and "--address" in said.err
-    monkeypatch.setattr("fedgossip.net.endpoints.own_address", lambda _: None)
+    monkeypatch.setattr("fedgossip.net.endpoints.find_own_address", lambda _: None)
     with pytest.raises(ConfigError, match="no address") as refused:
         cli(["keys", "new", "--out", "other.key"], standalone_mode=False)
     assert "--address" in refused.value.advice and not Path("other.key").exists()
@@ -219,7 +219,7 @@ def test_the_own_address_is_that_of_the_route_to_the_outside(
 ) -> None:
     monkeypatch.setattr(Routes, "of", routes)
     monkeypatch.setattr(socket, "socket", Routes)
-    assert endpoints.own_address(5700) == address
+    assert endpoints.find_own_address(5700) == address
 
 
 def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

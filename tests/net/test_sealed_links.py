@@ -97,7 +97,7 @@ def test_what_a_model_says_of_its_edge_is_told_before_its_vectors_take_memory(
 def test_what_was_sent_by_curve_before_is_heard_before(pair: Two) -> None:
     """The callee reads nothing of a stream while messages that were sent before are still on the CURVE connection."""
     pair.until(lambda: all(pair.call(node).up for node in (0, 1)), "streams")
-    (way,) = pair.peers[1].streams.called_by(0)
+    (way,) = pair.peers[1].streams.list_called(0)
     pair.call(0).frames_sent += 1  # one that is on its way, or lost
     pair.send(0, 3)
     pair.turn()
@@ -135,7 +135,7 @@ def test_peers_without_a_suite_in_common_say_so_and_go_by_curve(monkeypatch: pyt
         pair.until(lambda: all(pair.reasons(node) == ["suite"] for node in (0, 1)), "both say so")
         pair.send(0, 1)
         pair.until(lambda: pair.rounds(1) == [1], "a model")
-        assert pair.peers[0].streams.called_by(1) == () and not pair.call(0).up
+        assert pair.peers[0].streams.list_called(1) == () and not pair.call(0).up
 
 
 @pytest.mark.parametrize(("first", "second"), [("curve", "sealed"), ("sealed", "curve"), ("curve", "curve")])
@@ -342,13 +342,13 @@ def test_a_partner_has_few_tickets_and_streams(pair: Two) -> None:
     here = pair.peers[1].streams
     for number in range(10):
         here.answer(0, b"name", pair.peers[0].identity.public, number, streams.StreamOffer(set(Suite)).text)  # type: ignore[union-attr]
-        assert len(here.called_by(0)) <= STREAMS_OF_ONE
+        assert len(here.list_called(0)) <= STREAMS_OF_ONE
 
 
 def test_one_who_is_sent_away_has_no_stream(pair: Two) -> None:
     pair.seal()
     pair.peers[1].part(0)
-    assert pair.peers[1].streams.called_by(0) == ()
+    assert pair.peers[1].streams.list_called(0) == ()
     pair.until(lambda: pair.ups(0) == [True, False], "the link breaks")
 
 

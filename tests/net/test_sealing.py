@@ -249,7 +249,10 @@ def wired(suite: Suite = AES) -> Wire:
     for end in (out, into):
         end.setblocking(False)
     buffers = Buffers()
-    caller, callee = SealedStream(out, *ours.of_caller(), buffers), SealedStream(into, *theirs.of_callee(), buffers)
+    caller, callee = (
+        SealedStream(out, *ours.make_caller_pair(), buffers),
+        SealedStream(into, *theirs.make_callee_pair(), buffers),
+    )
     return Wire(caller, callee, tapped, inlet, buffers)
 
 

@@ -189,8 +189,8 @@ def test_nothing_waits_in_an_outbox_that_was_emptied_however_it_was() -> None:
     boxes[0].clear()
     for one in vectors:
         boxes[1].forget(one[0])
-    assert cuts.traffic.taken(), "one has messages left"
+    assert cuts.traffic.take_spans(), "one has messages left"
     while boxes[2].next():
         boxes[2].sent()
-    cuts.traffic.taken()
-    assert cuts.traffic.taken() == []
+    cuts.traffic.take_spans()
+    assert cuts.traffic.take_spans() == []

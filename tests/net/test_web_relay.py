@@ -518,7 +518,7 @@ def test_a_door_that_cannot_be_opened_is_a_line(
 
 def test_doors_are_read_as_they_are_written() -> None:
     for text in ("0.0.0.0:7777", "wss://[::]:443", "ws://127.0.0.1:8080"):
-        assert str(Door.of(text, "--listen")) == text
+        assert str(Door.parse(text, "--listen")) == text
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

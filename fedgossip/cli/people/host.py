@@ -246,7 +246,7 @@ def _open_sockets(
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InviteServer
-    from fedgossip.net.relays.addresses import Whereabouts, own_addresses
+    from fedgossip.net.relays.addresses import Whereabouts, find_own_addresses
 
     through, front = list(calls.relays), calls.front
     inside = {front.url: _open_front(stack, front, hosted)} if front else {}
@@ -258,7 +258,7 @@ def _open_sockets(
     here = Whereabouts(hosted.ports[1], through, given=given_addresses(calls.addresses, hosted.ports[1]))
     way = invite_joining.invite_admission(hosted, here.text, proposal, test)
     server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-    called = given_addresses(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+    called = given_addresses(calls.addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
     if calls.announce:
         _announce(stack, name, hosted, called)
     ways = invite_joining.ways_of(plan, agent, None if calls.addresses else here)
@@ -315,7 +315,7 @@ def _front(url: str | None, listen: str | None, cert: Path | None, key: Path | N
     check_reachable(url, "--web")
     parts = urllib.parse.urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
-    door = Door.of(listen, "--web-listen") if listen else Door(parts.scheme, "0.0.0.0", port)
+    door = Door.parse(listen, "--web-listen") if listen else Door(parts.scheme, "0.0.0.0", port)
     if door.scheme not in ("ws", "wss"):
         raise ConfigError(f"--web-listen {listen}: no address of the web", "For example ws://127.0.0.1:8080.")
     return _Front(url, door, tls_of([door.scheme], cert, key))
@@ -426,14 +426,14 @@ def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmis
         if server.fault and server.fault != fault:
             echo(server.fault, err=True)
         fault = server.fault
-    here = ", ".join(_named(admission, node, plan) for node in sorted(admission.here(time.time())))
+    here = ", ".join(_named(admission, node, plan) for node in sorted(admission.list_present(time.time())))
     echo(f"Here: {here}.  It begins.", err=True)
 
 
 def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
     from fedgossip.base.errors import TooFewPeersError
 
-    here, seats = len(admission.here(now)), admission.party.seats
+    here, seats = len(admission.list_present(now)), admission.party.seats
     advice = "Start it again with a later --expires; the invite stays the same."
     if here == 1:
         return TooFewPeersError("nobody joined before the invite expired", advice)
@@ -442,7 +442,7 @@ def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
 
 
 def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
-    here, party = admission.here(now), admission.party
+    here, party = admission.list_present(now), admission.party
     names = [_name(admission, node, plan) for node in here]
     away = [_name(admission, node, plan) for node in party.guests if node not in here]
     until = moment(party.expires)

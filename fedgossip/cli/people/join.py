@@ -274,7 +274,7 @@ def _list() -> int:
         until = time.monotonic() + SEARCH_SECONDS
         while time.monotonic() < until:
             time.sleep(0.1)
-        found = sorted(search.found(), key=lambda one: one.name)
+        found = sorted(search.list_found(), key=lambda one: one.name)
     if not found:
         raise NetworkError("no run is announced on this network", "Ask for an invite: `fedgossip host` prints it.")
     echo(columns([("run", "at", "key"), *((one.name, one.addresses[0], one.key) for one in found)]))
@@ -454,12 +454,12 @@ def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent
     from fedgossip.net.endpoints import address_at
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InvitePort
-    from fedgossip.net.relays.addresses import own_addresses
+    from fedgossip.net.relays.addresses import find_own_addresses
 
     way = _way_to(client.invitation, agent.way if agent else None)
     passing = InvitePort(own.invite_port, lambda: way(client.reached))
     stack.callback(passing.close)
-    addresses = [address_at(own.address, passing.port)] if own.address else own_addresses(passing.port)
+    addresses = [address_at(own.address, passing.port)] if own.address else find_own_addresses(passing.port)
     echo(f"fedgossip join {written(replace(client.invitation, addresses=tuple(addresses)))} --under {own.lead}")
     echo("That line is for the clients of this coordinator.", err=True)
 

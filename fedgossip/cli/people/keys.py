@@ -76,9 +76,9 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
 
 def _own_address() -> str:
     from fedgossip.base.errors import ConfigError
-    from fedgossip.net.endpoints import own_address
+    from fedgossip.net.endpoints import find_own_address
 
-    found = own_address(PORT)
+    found = find_own_address(PORT)
     if sys.stdin.isatty():
         return str(click.prompt("Where do the others reach this peer (tcp://HOST:PORT)?", default=found, err=True))
     if found is None:
@@ -97,14 +97,14 @@ def _own_address() -> str:
 def show(file: Path, whole: bool, node: int | None, address: str | None, calls: bool) -> None:
     """Print the public key of FILE, or its block for endpoints.toml."""
     from fedgossip.base.errors import ConfigError
-    from fedgossip.net.endpoints import block, check_reachable, kept_block, signed
+    from fedgossip.net.endpoints import block, check_reachable, read_block, signed
     from fedgossip.net.identity import Identity
 
     identity = Identity.load(file)
     if not whole and node is None:
         echo(identity.public)
         return
-    kept = kept_block(file)
+    kept = read_block(file)
     if node is None and kept is None:
         raise ConfigError(f"{file} does not name its peer", "Add --id K and --address tcp://HOST:PORT.")
     number = node if node is not None else kept[0] if kept else 0

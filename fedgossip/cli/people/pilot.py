@@ -113,7 +113,7 @@ def host(
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InviteServer
-    from fedgossip.net.relays.addresses import Whereabouts, own_addresses
+    from fedgossip.net.relays.addresses import Whereabouts, find_own_addresses
     from fedgossip.plans import compose
 
     given, through = read_answers(answers), [relay_address(one) for one in relays]
@@ -132,7 +132,7 @@ def host(
         here = Whereabouts(hosted.ports[1], through, given=given_addresses(addresses, hosted.ports[1]))
         way = invite_joining.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-        called = given_addresses(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+        called = given_addresses(addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
         show_invite(written(hosted.invitation([*called, *through])), command="pilot join")
         if not way.party.founders:
             wait_for_members(server, way, plan)

@@ -73,7 +73,7 @@ def relay(
     from fedgossip.net.relays.relay import Door, Limits, Relay, tls_of
     from fedgossip.net.relays.roster_file import Roll
 
-    opened = [Door.of(door, "--listen") for door in doors or (USUAL,)]
+    opened = [Door.parse(door, "--listen") for door in doors or (USUAL,)]
     tls = tls_of([door.scheme for door in opened], cert, key)
     roll = Roll(allow) if allow else None
     if roll is None:

@@ -26,7 +26,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, needed
 from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, check_shared, read_job
-from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, address_towards, own_addresses
+from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, address_towards, find_own_addresses
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import failed, try_to_report
 
@@ -132,7 +132,7 @@ def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
     others = [host for host in hosts if host != own]
     if not others:
         return LOOPBACK
-    towards = address_towards(f"tcp://{others[0]}:1", 1) or own_addresses(1)[0]
+    towards = address_towards(f"tcp://{others[0]}:1", 1) or find_own_addresses(1)[0]
     return towards.removeprefix("tcp://").rpartition(":")[0]
 
 

@@ -218,7 +218,7 @@ class FairSender:
         gone, self._gone = self._gone, []
         return gone
 
-    def rest_ms(self, at_most_ms: int) -> int:
+    def compute_rest_ms(self, at_most_ms: int) -> int:
         """Return the milliseconds until there is something to send."""
         if self._talking:
             return 0
@@ -277,7 +277,7 @@ class ListeningClock:
         self._away += 0.0 if self._left is None else now - self._left
         self._left = None
 
-    def at(self, now: float) -> float:
+    def convert(self, now: float) -> float:
         """Return its time at a time of the other clock at which it runs."""
         return now - self._away
 

@@ -152,7 +152,7 @@ class CoordinatorLinks(Wakeable):
         self._speaker.speak()
         for line in self._speaker.take_gone():
             self._lost(self._clients[line.node], self._late)
-        rest_ms = 0 if self._late else self._speaker.rest_ms(timeout_ms)
+        rest_ms = 0 if self._late else self._speaker.compute_rest_ms(timeout_ms)
         if self.turns.waiting:
             rest_ms = min(rest_ms, int(1000 * router_sender.QUIET_SECONDS))
         self._listening.back(time.monotonic())
@@ -233,7 +233,7 @@ class CoordinatorLinks(Wakeable):
             return None
         if not known:
             raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
-        client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
+        client.account(self.turns, kind, transfer, message, self._listening.convert(time.monotonic()))
         return message
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class CoordinatorLinks(Wakeable):
                     continue
                 message = read_sealed(way.stream, client.assembler)
                 self.traffic.note_frame(client.node, more=client.assembler.under_way)
-                client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
+                client.account(self.turns, kind, transfer, message, self._listening.convert(time.monotonic()))
             except (OSError, EOFError, SealBrokenError) as error:
                 if isinstance(error, SealBrokenError):
                     events.append(Rejected(client.node, error.reason, f"client {client.node}: {error}", error.advice))
@@ -321,13 +321,13 @@ class CoordinatorLinks(Wakeable):
             self._lost(client, events)
 
     def _drop_stream(self, client: ConnectedClient) -> None:
-        for way in self.streams.called_by(client.node):
+        for way in self.streams.list_called(client.node):
             if way is client.line.way:
                 self.streams.drop(way)
         client.line.way = None
 
     def _take_turns(self, events: list[LinkEvent], *, all_read: bool) -> None:
-        now = self._listening.at(time.monotonic())
+        now = self._listening.convert(time.monotonic())
         for node in self.turns.stalled(now) if all_read else ():
             self.turns.forget(node)
             self._clients[node].assembler.give_up()

@@ -100,14 +100,14 @@ class Search:
 
         self._browser = ServiceBrowser(self._zeroconf, SERVICE, listener=self)  # type: ignore[arg-type]
 
-    def found(self) -> list[Announcement]:
+    def list_found(self) -> list[Announcement]:
         """Return the announcements so far."""
         with self._lock:
             return list(self._found.values())
 
     def addresses(self) -> list[str]:
         """Return all addresses so far."""
-        return [address for one in self.found() for address in one.addresses]
+        return [address for one in self.list_found() for address in one.addresses]
 
     def close(self) -> None:
         self._browser.cancel()

@@ -152,7 +152,7 @@ class InviteAdmission:
 
     # --- for the organiser ----------------------------------------------------------------------------------------
 
-    def here(self, now: float) -> tuple[NodeId, ...]:
+    def list_present(self, now: float) -> tuple[NodeId, ...]:
         """Return the present members, the organiser first."""
         if self.party.seats.folder:
             return (self.party.seats.own, *sorted(self.party.guests))
@@ -163,13 +163,13 @@ class InviteAdmission:
         """Return whether all are present; or, if the seats are not fixed, whether the invite has expired with at least
         one guest present.
         """
-        here, seats = len(self.here(now)), self.party.seats
+        here, seats = len(self.list_present(now)), self.party.seats
         return here == seats.count or (now >= self.party.expires and here > 1 and not seats.fixed)
 
     def begin(self, now: float) -> tuple[NodeId, ...]:
         """Begin with the present members and return them.  Later members join during the run."""
         if not self.party.founders:
-            self._change(replace(self.party, founders=tuple(sorted(self.here(now)))))
+            self._change(replace(self.party, founders=tuple(sorted(self.list_present(now)))))
         return self.party.founders
 
     def end(self) -> None:
@@ -259,7 +259,7 @@ class InviteAdmission:
         if self.party.founders:
             return Beginning(node, self.organiser.verify, self.members(node))
         seconds = max(0, int(self.party.expires - now))
-        return Gathering(node, self.here(now), self.party.seats.count, seconds)
+        return Gathering(node, self.list_present(now), self.party.seats.count, seconds)
 
     def _note(self, key: str, refusal: TurnedAway) -> None:
         if len(self.unfit) < UNFIT_MAX:

@@ -93,11 +93,11 @@ class Incoming:
         key = user.removeprefix(GUEST)  # a caller that was a guest when it called
         return int(user) if key == user else allow.allowed[z85.decode(key)]
 
-    def by_curve(self, node: NodeId) -> Assembler:
+    def select_by_curve(self, node: NodeId) -> Assembler:
         """Return the assembler of a partner's frames."""
         return self._by_curve[node]
 
-    def by_stream(self, way: CalledStream) -> Assembler:
+    def select_by_stream(self, way: CalledStream) -> Assembler:
         """Return the assembler of a stream's records."""
         return self._by_stream.setdefault(way, Assembler(self.expected))
 
@@ -290,7 +290,7 @@ class Links(Wakeable):
         link = self._links.pop(node, None)
         self.allow.forget(node)
         self.routing.forget(node)
-        for called in self.streams.called_by(node):
+        for called in self.streams.list_called(node):
             self._drop(called)
         self.incoming.forget(node)
         self.traffic.note_frame(node, more=False)
@@ -389,13 +389,13 @@ class Links(Wakeable):
                 self.streams.count_curve_message(sender, connection)
                 message = self._body(sender, mark)
             except Exception as error:
-                refused = frame_error(error, None if sender is None else self.incoming.by_curve(sender))
+                refused = frame_error(error, None if sender is None else self.incoming.select_by_curve(sender))
                 skip(self.router)
                 if sender is not None:
-                    self.traffic.note_frame(sender, more=self.incoming.by_curve(sender).under_way)
+                    self.traffic.note_frame(sender, more=self.incoming.select_by_curve(sender).under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
-            if self._arrived(sender, message, self.incoming.by_curve(sender), events):
+            if self._arrived(sender, message, self.incoming.select_by_curve(sender), events):
                 return
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ class Links(Wakeable):
             self._flush(link)
 
     def _read_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
-        assembler = self.incoming.by_stream(way)
+        assembler = self.incoming.select_by_stream(way)
         for _ in range(DRAIN_FRAMES):
             try:
                 if way.stream is None or not way.arrived():
@@ -490,7 +490,7 @@ class Links(Wakeable):
         return sender
 
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
-        assembler = self.incoming.by_curve(sender)
+        assembler = self.incoming.select_by_curve(sender)
         message = read(self.router, mark, assembler)
         self._note_received(sender, assembler)
         return message

@@ -9,17 +9,17 @@ import struct
 from collections.abc import Sequence
 
 from fedgossip.base.errors import NetworkError
-from fedgossip.net.endpoints import ADDRESS_LETTERS, TCP, own_address
+from fedgossip.net.endpoints import ADDRESS_LETTERS, TCP, find_own_address
 
 _ADDRESS_OF = 0x8915  # linux/sockios.h: SIOCGIFADDR
 LOOPBACK = "127.0.0.1"
 
 
-def own_addresses(port: int) -> list[str]:
+def find_own_addresses(port: int) -> list[str]:
     """Return the addresses of this machine, first the one on the route to the outside; only the loopback without a
     network.
     """
-    first = own_address(port)
+    first = find_own_address(port)
     found = [first] if first else []
     found += [f"{TCP}{host}:{port}" for host in _list_interfaces()]
     return list(dict.fromkeys(found)) or [f"{TCP}{LOOPBACK}:{port}"]
@@ -53,7 +53,7 @@ class Whereabouts:
         self.text = self()
 
     def __call__(self) -> str:
-        found = list(self._given) or own_addresses(self._port)
+        found = list(self._given) or find_own_addresses(self._port)
         if self._first in found:
             return self.text
         if self._first and not self._given and found == [f"{TCP}{LOOPBACK}:{self._port}"]:

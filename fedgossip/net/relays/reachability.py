@@ -86,7 +86,7 @@ class Reachability:
         self._thread = guarded_thread(self._run, "ways")
         self._thread.start()
 
-    def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
+    def find_route(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
         """Return the first route to a peer; `take` returns better ones later."""
         direct = [one for one in addresses if not is_relay(one)]
         relays = [one for one in addresses if is_relay(one)] if self._through else []
@@ -270,7 +270,7 @@ class Routing:
         if (len(addresses) < 2 and not is_relay(addresses[0])) or self._identity is None:
             return endpoint
         self._reachability = self._reachability or Reachability(self._identity, self._through, self._wake)
-        route = self._reachability.to(node, endpoint.key, addresses)
+        route = self._reachability.find_route(node, endpoint.key, addresses)
         if route.relay:
             events.append(Routed(node, route.relay))
         return replace(endpoint, address=route.address)

@@ -105,7 +105,7 @@ class Door:
         return where if self.scheme == TCP_DOOR else f"{self.scheme}://{where}"
 
     @staticmethod
-    def of(text: str, where: str) -> Door:
+    def parse(text: str, where: str) -> Door:
         """Parse HOST:PORT, wss://HOST:PORT or ws://HOST:PORT; `where` names the source in errors.  Raises
         ConfigError.
         """
@@ -178,12 +178,12 @@ class Relay:
         return await self._listen_at(host, port, _web(tls))
 
     async def _listen_at(self, host: str, port: int, entrance: _Entrance) -> int:
-        def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # TLS begins with the first byte
             task = asyncio.get_running_loop().create_task(self._connected(reader, writer, entrance))
             self._tasks.add(task)
 
-        server = await asyncio.start_server(called, host or None, port, limit=64 * 1024)
+        server = await asyncio.start_server(accept, host or None, port, limit=64 * 1024)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

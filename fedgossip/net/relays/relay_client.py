@@ -185,7 +185,7 @@ class RelayClient:
         return first
 
     async def _open(self, relay: str, key: str) -> str:
-        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 if self._calls < CALLS_MAX:
                     await self._call(relay, key, (reader, writer))
@@ -194,7 +194,7 @@ class RelayClient:
             finally:
                 hang_up(writer)
 
-        server = await asyncio.start_server(called, "127.0.0.1", 0)
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
         self._servers.append(server)
         return f"{TCP}127.0.0.1:{server.sockets[0].getsockname()[1]}"
 

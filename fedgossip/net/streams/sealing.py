@@ -110,11 +110,11 @@ class Agreed:
     to_callee: bytes = field(repr=False)
     to_caller: bytes = field(repr=False)
 
-    def of_caller(self) -> tuple[Sealer, Opener]:
+    def make_caller_pair(self) -> tuple[Sealer, Opener]:
         """Return the caller's sealer and opener."""
         return Sealer(self.suite, self.to_callee), Opener(self.suite, self.to_caller)
 
-    def of_callee(self) -> tuple[Sealer, Opener]:
+    def make_callee_pair(self) -> tuple[Sealer, Opener]:
         """Return the callee's sealer and opener."""
         return Sealer(self.suite, self.to_caller), Opener(self.suite, self.to_callee)
 

@@ -129,9 +129,9 @@ class StreamPort:
     def turn_away(self, stranger: Stranger) -> None:
         """Disconnect a stranger."""
         self.refused += 1
-        self.let_in(stranger).close()
+        self.admit(stranger).close()
 
-    def let_in(self, stranger: Stranger) -> socket.socket:
+    def admit(self, stranger: Stranger) -> socket.socket:
         """Return the connection of a verified caller, which is no longer a stranger."""
         del self.strangers[stranger.connection]
         self._selector.unregister(stranger.connection)

@@ -117,7 +117,7 @@ class Streams:
         except OSError:
             self.failed(call)
             return
-        call.stream = SealedStream(connection, *agreed.of_caller(), self.buffers, HAIL + agreed.ticket)
+        call.stream = SealedStream(connection, *agreed.make_caller_pair(), self.buffers, HAIL + agreed.ticket)
         self._calls[call] = None
         self._proves(call)
 
@@ -166,7 +166,7 @@ class Streams:
             of.append(CalledStream(node, connection=connection, agreed=agreed, until=until))
         return seal_word(number, text)
 
-    def called_by(self, node: NodeId) -> tuple[CalledStream, ...]:
+    def list_called(self, node: NodeId) -> tuple[CalledStream, ...]:
         """Return all streams of one caller."""
         return tuple(self._called.get(node, ()))
 
@@ -219,7 +219,7 @@ class Streams:
 
     def forget(self, node: NodeId) -> None:
         """Close all streams of a caller that may no longer call."""
-        for one in self.called_by(node):
+        for one in self.list_called(node):
             self.drop(one)
 
     def turn(self) -> Iterator[tuple[SealedWay, bool, bool]]:
@@ -284,14 +284,14 @@ class Streams:
         if one is None or one.agreed is None or one.stream is not None or one.until < time.monotonic():
             self.port.turn_away(stranger)
             return
-        sealer, opener = one.agreed.of_callee()
+        sealer, opener = one.agreed.make_callee_pair()
         head, proof = stranger.record
         try:
             opener.open_into(memoryview(proof), head, bytearray())
         except FrameError:  # the ticket stays valid
             self.port.turn_away(stranger)
             return
-        one.stream = SealedStream(self.port.let_in(stranger), sealer, opener, self.buffers)
+        one.stream = SealedStream(self.port.admit(stranger), sealer, opener, self.buffers)
         one.agreed, one.up = None, True
         try:
             one.prove()

@@ -20,7 +20,7 @@ from fedgossip.base.version import __version__
 from fedgossip.core.messages import Beginning, Enrol, Gathering, InviteProof, Proposal
 from fedgossip.drivers import invite_joining
 from fedgossip.drivers.simulate import simulate
-from fedgossip.net.endpoints import kept_block, signed
+from fedgossip.net.endpoints import read_block, signed
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invites.invitation import Invitation, new_secret
 from fedgossip.net.invites.invite_admission import Guest, InviteAdmission, Party, Seats
@@ -105,7 +105,7 @@ def test_four_peers_of_a_ring_join_through_a_stick(tmp_path: Path) -> None:
     visits.to_the_end()
     vectors: dict[int, object] = {}
     for who in ("host", *"abc"):
-        found = kept_block(visits.run_of(who) / "endpoint.toml")  # type: ignore[operator]
+        found = read_block(visits.run_of(who) / "endpoint.toml")  # type: ignore[operator]
         assert found
         vectors[found[0]] = visits.vector(who)
     ended = digest([vectors[node] for node in range(4)])  # type: ignore[misc]
