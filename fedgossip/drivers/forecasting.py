@@ -55,7 +55,7 @@ def forecast_run(
     unknown graph, models beyond `memory_gb`.
     """
     plans = plans_of(experiment, graphs, overrides, seed)
-    level = level or asked_level(plans[0])
+    level = level or choose_level(plans[0])
     if level not in FORECAST_LEVELS:
         raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, FORECAST_LEVELS))
     task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
@@ -144,7 +144,7 @@ def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[f
     return found.highest, found.lowest
 
 
-def asked_level(plan: GossipPlan) -> str:
+def choose_level(plan: GossipPlan) -> str:
     """Return the level of a requested forecast."""
     named = plan.experiment.forecast.level
     return named if named in FORECAST_LEVELS else USUAL_LEVEL
@@ -297,10 +297,10 @@ def _build_forecast(
     level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[float], **more: Any
 ) -> RunForecast:
     lower, upper = np.minimum(free, pulled).tolist(), np.maximum(free, pulled).tolist()
-    return RunForecast(level, called(plan), plan.experiment.algorithm.name, plan.n, lower, upper, **more)
+    return RunForecast(level, name_graph(plan), plan.experiment.algorithm.name, plan.n, lower, upper, **more)
 
 
-def called(plan: GossipPlan) -> str:
+def name_graph(plan: GossipPlan) -> str:
     """Return the name of a plan's graph in its author's spelling."""
     written = plan.experiment.topology.graph
     return plan.schedule.name if written == GIVEN else graph_word(written)

@@ -172,10 +172,10 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
 
 def _identity_of(folder: Path, *, kept: bool) -> Identity:
     """Return a key pair of this process, or one stored for the peer's next incarnation."""
-    from fedgossip.drivers.kept_keys import kept_identity
+    from fedgossip.drivers.kept_keys import load_identity
     from fedgossip.net.identity import Identity
 
-    return kept_identity(folder) if kept else Identity.new()
+    return load_identity(folder) if kept else Identity.new()
 
 
 def main() -> None:

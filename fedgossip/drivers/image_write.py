@@ -150,7 +150,7 @@ def _address(array: Array) -> int:
     return first
 
 
-def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
+def write_image(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
     """Return `objects`' attributes and plain `data` as named arrays; `known`: objects of the experiment, by name.
 
     Raises ImageError for a value that cannot be written.

@@ -441,9 +441,9 @@ def _describe_code(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]
     """Return the terms of a run with user code, in which the processing of a training's result is unknown."""
     names = " and ".join(own)
 
-    def by_code(numbers: int, size: int) -> JoiningTerms:
+    def describe(numbers: int, size: int) -> JoiningTerms:
         usual = terms(numbers, size)
         sent = f"what the code of {names} makes of it; without that code: {usual.sent}"
         return replace(usual, how=f"by the code of {names}; without it: {usual.how}", sent=sent)
 
-    return by_code if own else terms
+    return describe if own else terms

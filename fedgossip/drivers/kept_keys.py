@@ -22,7 +22,7 @@ UNUSED_SECONDS = 365 * 86400.0
 """Seconds before an unused pair is removed."""
 
 
-def kept_identity(folder: Path) -> Identity:
+def load_identity(folder: Path) -> Identity:
     """Return the pair of the peer of `folder`, made in its first incarnation and used by the next.
 
     Raises ResumeError for one stored on another machine, or an unreadable public key, NotWrittenError, and ConfigError

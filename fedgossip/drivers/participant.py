@@ -133,7 +133,7 @@ def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: 
 
 
 @contextlib.contextmanager
-def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
+def open_maker(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
     """Yield the maker of the machine, and close its files at the end.  Raises FedgossipError."""
     with contextlib.ExitStack() as stack:
         if given.members:

@@ -60,7 +60,7 @@ from fedgossip.drivers.participant import (
     check_recordable,
     check_selection,
     folder_links,
-    made_by,
+    open_maker,
     transport_of,
 )
 from fedgossip.net.endpoints import Endpoints, Members, block, load_endpoints, signed
@@ -226,7 +226,7 @@ def run_peer(
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data,
                           journal)  # fmt: skip
-            made = stack.enter_context(made_by(plan, node, given))
+            made = stack.enter_context(open_maker(plan, node, given))
             made = replace(made, events=[*refused, *made.events])
         one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work, carrier, journal)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)

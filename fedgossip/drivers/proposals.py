@@ -177,7 +177,7 @@ def _table_name(source: str) -> str:
     return name
 
 
-def own_table(experiment: Experiment, node: int) -> Path | None:
+def find_own_table(experiment: Experiment, node: int) -> Path | None:
     """Return the path of a site's own table in an experiment of `shared_tables`; None if it uses none."""
     kind, _, rest = experiment.data.source.partition(":")
     return Path(rest.partition("?")[0].replace(PLACE, str(node))) if kind and PLACE in rest else None
@@ -430,7 +430,7 @@ def check_model(experiment: Experiment, model: str) -> None:
         raise ConfigError(text, "Leave --model out; participants of feddf and fedmd may have models of their own.")
 
 
-def own_model(folder: Path, model: str) -> str:
+def check_own_model(folder: Path, model: str) -> str:
     """Return this participant's own model: the one with which it took its seat by the invite of this folder, if it did.
 
     Raises ConfigError for another one.

@@ -76,10 +76,10 @@ class CheckpointedSimulation:
         if isinstance(self.run, SettlingRun):
             self.run.settle()
 
-    def taken(self) -> dict[str, image_write.Array]:
+    def capture(self) -> dict[str, image_write.Array]:
         """Return all of it as arrays.  Raises ImageError."""
         memory = {node: dict(memory_of(self.task, node)) for node in range(self.n)}
-        return image_write.taken([self.run, self.record], memory, self._list_known())
+        return image_write.write_image([self.run, self.record], memory, self._list_known())
 
     def restore(self, arrays: Mapping[str, image_write.Array]) -> None:
         """Resume from the return value of `taken`.  Raises ResumeError."""
@@ -105,7 +105,7 @@ class Left:
     round: int
 
 
-def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
+def load_newest(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
     """Return the newest usable image or None, and events with refused images' reasons (deleted if another is used).
 
     Raises ResumeError for a run of another experiment.
@@ -192,7 +192,7 @@ class Pauses:
         about = {name: getattr(self.about, name) for name in About.__slots__}
         rows, round = (self.folder / ROWS).stat().st_size, min(self.simulation.record.reached)
         try:
-            checkpoints.write_tensors(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
+            checkpoints.write_tensors(self.folder, {**about, "rows": rows, "round": round}, self.simulation.capture())
         except image_write.ImageError as error:
             self._possible = False
             self._failed(round, "kind", f"a {error} cannot be written down")

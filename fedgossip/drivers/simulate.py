@@ -134,7 +134,7 @@ def simulate_plan(
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
     folder = Path(out) if out is not None else None
     about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
-    left, refused = sim_checkpoint.left_in(folder, about) if folder and about and resume else (None, [])
+    left, refused = sim_checkpoint.load_newest(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = _forecast(plan, task, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))

@@ -123,7 +123,7 @@ def test_what_was_written_at_any_time_is_taken_up(name: str, engine: str, monkey
         nonlocal count
         if engine == "stacked" or seen % 11 == 0:
             count += 1
-            arrays = simulation.taken()
+            arrays = simulation.capture()
             (run, record), memory = taken_up(fresh, arrays)
             assert run.keys() == vars(simulation.run).keys() and record.keys() == vars(simulation.record).keys()
             assert sorted(memory) == list(range(simulation.n))
@@ -207,7 +207,7 @@ def test_a_tampered_run_directory_runs_no_command(tmp_path: Path) -> None:
 def test_what_can_be_called_is_never_of_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what an image would have in its place is refused, as is one's own in the place of data."""
     fresh = made_anew("synchronous", monkeypatch)
-    arrays = fresh.taken()
+    arrays = fresh.capture()
     (run, _), _ = taken_up(fresh, arrays)
     assert run[name] is vars(fresh.run)[name]
     for ref in (["function", "fedgossip.data.custom:call"], ["known", "task"], ["object", "x:y", []]):
@@ -233,7 +233,7 @@ def kinds_in(table: Table) -> dict[str, list[int]]:
 def test_an_object_of_another_class_is_refused_wherever_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every attribute of every class, each other class of the image once."""
     fresh = made_anew(name, monkeypatch)
-    arrays = made_anew(name, monkeypatch, events=40).taken()
+    arrays = made_anew(name, monkeypatch, events=40).capture()
     tried = set()
     for number, node in enumerate(Table(arrays).nodes):
         for place, (attribute, ref) in enumerate(node[2] if node[0] == "object" else ()):
@@ -269,7 +269,7 @@ def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPa
     """Importing a module runs it: `fedgossip.__main__` is the whole command line."""
     fresh = made_anew("synchronous", monkeypatch)
     for name in ("fedgossip.__main__:main", "fedgossip.net.host:Host", "os:system", "fedgossip.core.machine:Started.x"):
-        table = Table(fresh.taken())
+        table = Table(fresh.capture())
         table.put("network", table.add("object", name, []))
         with pytest.raises(ResumeError, match="where SimulatedNetwork belongs"):
             taken_up(fresh, table.written())
@@ -279,7 +279,7 @@ def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("attribute", ["__class__", "__dict__", "handle", "_handle"])
 def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = made_anew("synchronous", monkeypatch)
-    table = Table(fresh.taken())
+    table = Table(fresh.capture())
     table.node(table.get("network"))[2].append([attribute, 1])
     with pytest.raises(ResumeError, match="other attributes"):
         taken_up(fresh, table.written())
@@ -348,7 +348,7 @@ def test_images_changed_at_random_are_refused_or_taken_up_and_call_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     fresh = made_anew(name, monkeypatch)
-    arrays = made_anew(name, monkeypatch, events=45).taken()
+    arrays = made_anew(name, monkeypatch, events=45).capture()
     taken_up(fresh, arrays)  # the types are read once
     known, called = fresh._list_known(), set[str]()
     refused, times = 0, 30_000 if request.config.getoption("--long") else 150
@@ -367,7 +367,7 @@ def test_images_changed_at_random_are_refused_or_taken_up_and_call_nothing(
 
 def test_an_image_that_nests_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = made_anew("synchronous", monkeypatch)
-    table = Table(fresh.taken())
+    table = Table(fresh.capture())
     inner = table.many("list")
     for _ in range(50_000):
         inner = table.many("list", inner)

@@ -16,7 +16,7 @@ from commands import in_process, start
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.drivers.clusters.meeting import JobLife
-from fedgossip.drivers.clusters.node import own_host
+from fedgossip.drivers.clusters.node import find_own_host
 
 EXPERIMENT = """
 rounds = {rounds}
@@ -159,11 +159,11 @@ def test_the_newest_life_of_a_job_counts_and_ends_are_of_that_life(tmp_path: Pat
         JobLife(tmp_path / f"77-{life}", 2).begin(0)
     JobLife(tmp_path / "77-2", 2).ended(0, 130)
     newest = JobLife.newest(tmp_path, "77", 2)
-    assert newest is not None and newest.folder.name == "77-10" and newest.exits() == {} and newest.here() == {0}
+    assert newest is not None and newest.folder.name == "77-10" and newest.exits() == {} and newest.list_placed() == {0}
     assert JobLife.newest(tmp_path, "7", 2) is None
 
 
 def test_an_interface_that_is_not_there_is_refused() -> None:
-    assert own_host("a", ["a"]) == "127.0.0.1" and own_host("a", ["a", "127.0.0.2"], "lo") == "127.0.0.1"
+    assert find_own_host("a", ["a"]) == "127.0.0.1" and find_own_host("a", ["a", "127.0.0.2"], "lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match="no network interface nope0"):
-        own_host("a", ["a", "b"], "nope0")
+        find_own_host("a", ["a", "b"], "nope0")

@@ -141,19 +141,19 @@ def test_a_pair_that_lies_in_the_folder_of_a_peer_is_taken_where_it_is_adopted(t
     strangers_key(tmp_path / KEY_BEFORE)
     planted = Identity.load(tmp_path / KEY_BEFORE)
     with pytest.raises(ConfigError, match=FOREIGN):
-        kept_keys.kept_identity(tmp_path)
+        kept_keys.load_identity(tmp_path)
     (tmp_path / KEY_BEFORE).write_text(planted.marked((tmp_path / KEY_BEFORE).read_text()))
-    assert kept_keys.kept_identity(tmp_path) == planted
+    assert kept_keys.load_identity(tmp_path) == planted
 
 
 def test_a_public_key_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / PUBLIC_KEY)
     with pytest.raises(ResumeError, match="no public key"):
-        kept_keys.kept_identity(tmp_path)
+        kept_keys.load_identity(tmp_path)
     (tmp_path / PUBLIC_KEY).unlink()
     (tmp_path / PUBLIC_KEY).write_bytes(b"\xff")
     with pytest.raises(ResumeError, match="not text"):
-        kept_keys.kept_identity(tmp_path)
+        kept_keys.load_identity(tmp_path)
 
 
 def test_a_policy_may_be_edited_where_it_was_made_and_is_refused_elsewhere(tmp_path: Path) -> None:

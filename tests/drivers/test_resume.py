@@ -243,19 +243,19 @@ def test_what_an_image_cannot_hold_whole_is_refused() -> None:
         Counter("aab"),
         OrderedDict(a=1),
     ]
-    again = image_write.restored(image_write.taken([], kept, {}), [], {})[1]
+    again = image_write.restored(image_write.write_image([], kept, {}), [], {})[1]
     assert [one.maxlen for one in again[:2]] == [3, None]
     assert again == kept and [*map(type, again)] == [*map(type, kept)]
     mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
     for one in (defaultdict(list), signal.SIGINT, mine((1,))):
         with pytest.raises(image_write.ImageError):
-            image_write.taken([], [one], {})
+            image_write.write_image([], [one], {})
 
 
 def test_parts_of_one_array_share_its_memory_again() -> None:
     held = np.arange(6.0)
     kept = [held[2:4], held, held[::2]]
-    part, whole, second = image_write.restored(image_write.taken([], kept, {}), [], {})[1]
+    part, whole, second = image_write.restored(image_write.write_image([], kept, {}), [], {})[1]
     part[0] = 9
     assert whole[2] == second[1] == 9 and (whole[3:] == [3, 4, 5]).all()
 

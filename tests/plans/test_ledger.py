@@ -181,7 +181,7 @@ class Desk:
             self.tmp / "peer.key.spent",
         )  # fmt: skip
         paid, refused = [], False
-        with participant.made_by(self.plan, 0, given) as made:
+        with participant.open_maker(self.plan, 0, given) as made:
             initial = self.task.initial(0)
             machine = made.make(initial, None, 0)
             assert made.recorder

@@ -192,7 +192,7 @@ def test_over_a_network_a_site_s_key_remembers_statistics_without_noise(
         return Given(tmp_path / folder, desk.identity, *about)  # type: ignore[arg-type]
 
     def began(folder: str) -> list[object]:
-        with participant.made_by(plan, 0, given(folder)) as made:
+        with participant.open_maker(plan, 0, given(folder)) as made:
             return [row.value for row in made.events if row.name == "exact_before"]
 
     monkeypatch.setattr(participant, "real", lambda *_: None)  # the keys are another test's

@@ -150,7 +150,7 @@ class RealSites(FitHall):
             place, self.who[node], self.endpoints, hello, links, None, False, False, None, None,
             self.tmp / f"{node}.spent",
         )  # fmt: skip
-        one = self.stack.enter_context(participant.made_by(self.plan, node, given))
+        one = self.stack.enter_context(participant.open_maker(self.plan, node, given))
         machine: Any = one.make(self.initial, None, life)
         assert one.recorder
         self.recorders[node] = one.recorder

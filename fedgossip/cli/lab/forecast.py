@@ -61,11 +61,11 @@ def forecast(
     if level == "times":
         _forecast_times(experiment, [*graphs, *more], overrides, seed, out, as_json=as_json)
         return 0
-    from fedgossip.drivers.forecasting import asked_level, forecasts_of, plans_of
+    from fedgossip.drivers.forecasting import choose_level, forecasts_of, plans_of
     from fedgossip.plans import compose
 
     plans = plans_of(experiment, [*graphs, *more], overrides, seed, rounds=level != "graph")
-    level = level or asked_level(plans[0])
+    level = level or choose_level(plans[0])
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if level == "graph":
             paired = all(plan.pairwise is not None for plan in plans)
@@ -156,12 +156,12 @@ def _times(one: TimeForecast) -> list[str]:
 
 
 def _promised(plan: GossipPlan) -> dict[str, Any]:
-    from fedgossip.drivers.forecasting import called
+    from fedgossip.drivers.forecasting import name_graph
     from fedgossip.topology.spectra.convergence import outlook
 
     shares = outlook(plan.schedule, plan.experiment.rounds)
     worst = None if shares.worst is None else shares.worst.tolist()
-    about = {"level": "graph", "graph": called(plan), "typical": shares.typical.tolist(), "worst": worst}
+    about = {"level": "graph", "graph": name_graph(plan), "typical": shares.typical.tolist(), "worst": worst}
     return about | plan.forecast.to_dict()
 
 
@@ -179,14 +179,14 @@ def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _promised_of_pairs(plan: GossipPlan) -> dict[str, Any]:
-    from fedgossip.drivers.forecasting import called
+    from fedgossip.drivers.forecasting import name_graph
     from fedgossip.plans.gossip.gossip_words import pairwise_facts
 
     rates, exchanges = plan.pairwise, plan.experiment.algorithm.exchanges
     assert rates is not None
     halve, percent = (rates.rounds_to(share, exchanges) for share in (0.5, 0.01))
     needed = {"rounds_to_halve": halve, "rounds_to_1_percent": percent}
-    return {"level": "graph", "graph": called(plan), **pairwise_facts(rates, exchanges), **needed}
+    return {"level": "graph", "graph": name_graph(plan), **pairwise_facts(rates, exchanges), **needed}
 
 
 def _promises_of_pairs(found: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -139,7 +139,7 @@ def join(
     invitation = read(invite_text(invite))
     _check_carrier(invitation, carrier, address, port)
     place = invite_joining.folder_of(folder, invitation, key)
-    model = proposals.own_model(place.path, model)
+    model = proposals.check_own_model(place.path, model)
     with contextlib.ExitStack() as stack:
         client, agent = _at_folder(carrier, invitation, place) if carrier else calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None

@@ -318,9 +318,9 @@ def _number(place: Joined) -> int:
 
 def _check_table(experiment: Experiment, data: Path | None) -> None:
     from fedgossip.base.errors import ConfigError
-    from fedgossip.drivers.proposals import own_table
+    from fedgossip.drivers.proposals import find_own_table
 
-    if own_table(experiment, 0) is None:
+    if find_own_table(experiment, 0) is None:
         if data:
             raise ConfigError("the data of this pilot are its own, shared out by its seed", "Leave --data out.")
     elif data is None:
@@ -331,9 +331,9 @@ def _link(experiment: Experiment, node: int, data: Path | None) -> None:
     """Link the site's table and its declarations to the plan's name."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.columns.declarations import OWN
-    from fedgossip.drivers.proposals import own_table
+    from fedgossip.drivers.proposals import find_own_table
 
-    if (link := own_table(experiment, node)) is None:
+    if (link := find_own_table(experiment, node)) is None:
         return
     if link.is_symlink():
         if data and data.resolve() != link.resolve():

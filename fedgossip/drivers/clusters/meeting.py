@@ -87,7 +87,7 @@ class JobLife:
     def ended(self, node: int, code: int) -> None:
         self._write(node, "exit", str(code).encode())
 
-    def here(self) -> frozenset[int]:
+    def list_placed(self) -> frozenset[int]:
         """Participants placed so far."""
         return self._those("here")
 

@@ -51,7 +51,7 @@ def main(folder: Path, probe: str) -> int:
     code = 1
     try:
         own = os.environ.get("SLURMD_NODENAME") or environment.hostname
-        host = own_host(own, environment.hostnames, job.interface)
+        host = find_own_host(own, environment.hostnames, job.interface)
         again = bool(spec["resume"]) or incarnation_of(place) >= 0
         (place / run_format.ENDPOINT).unlink(missing_ok=True)  # of an earlier life, with another port
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
@@ -119,7 +119,7 @@ def start_participant(
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, cwd=here, env=environment)
 
 
-def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
+def find_own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
     """Return this node's address for the others on `hosts`, of the interface with the route to the first.
 
     Raises ConfigError for an unknown interface.

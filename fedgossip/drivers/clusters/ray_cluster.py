@@ -24,7 +24,7 @@ from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import LOCAL
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
-from fedgossip.drivers.clusters.node import own_host, start_participant
+from fedgossip.drivers.clusters.node import find_own_host, start_participant
 from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 15.0
@@ -143,7 +143,7 @@ class RayParticipant:
         self._news = FolderNews(self._folder)
         self._news.mark_sent()
         places = {key: str(self._base / name) for key, name in how["places"].items()}
-        bind = f"tcp://{own_host(self.host(), hosts, how['interface'])}:*"
+        bind = f"tcp://{find_own_host(self.host(), hosts, how['interface'])}:*"
         here = how["here"] if Path(how["here"]).is_dir() else str(self._base)
         child = start_participant(
             {**spec, **places, "folder": str(self._folder), "bind": bind},

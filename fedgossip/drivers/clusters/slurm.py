@@ -100,7 +100,7 @@ class SlurmProcesses:
 
     def _not_seen(self, out: Path) -> FedgossipError | None:
         """Return the error of nodes that do not see the run's folder, or None."""
-        missing = sorted(frozenset(range(self._count)) - (self._life.here() if self._life else frozenset()))
+        missing = sorted(frozenset(range(self._count)) - (self._life.list_placed() if self._life else frozenset()))
         if not missing:
             return None
         logs = [path for path in sorted(self._folder.glob("*_log.err")) if path.stat().st_size]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgossip.base import untrusted_text
 from fedgossip.base.errors import FedgossipError
-from fedgossip.drivers.kept_keys import kept_identity
+from fedgossip.drivers.kept_keys import load_identity
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask
 from fedgossip.drivers.loops.seats import SeatFile, check_launched, hold, read_seat
@@ -32,7 +32,7 @@ def coordinate(seat: SeatFile) -> int:
             plan,
             seat.node,
             folder,
-            identity=kept_identity(folder),
+            identity=load_identity(folder),
             bind=seat.bind,
             endpoints=Path(seat.endpoints),
             child=True,

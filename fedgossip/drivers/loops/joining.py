@@ -267,7 +267,7 @@ class _Launched:
         return load_experiment(Path(self.seat_file.experiment))
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
-        from fedgossip.drivers.kept_keys import kept_identity
+        from fedgossip.drivers.kept_keys import load_identity
         from fedgossip.plans.compose import faults_of
         from fedgossip.runs.checkpoints import incarnation_of
 
@@ -279,7 +279,7 @@ class _Launched:
         plan = compose.plan(load_experiment(Path(seat_file.experiment), overrides))
         faults = Faults(faults_of(plan), seat_file.node, RunClock(Path(seat_file.began)))
         options = {
-            "identity": kept_identity(folder),
+            "identity": load_identity(folder),
             "bind": seat_file.bind,
             "endpoints": Path(seat_file.endpoints),
             "child": True,

@@ -27,7 +27,7 @@ from fedgossip.drivers.local import CHECKPOINT_SECONDS
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask
 from fedgossip.drivers.loops.joining import requests_in
-from fedgossip.drivers.loops.scripts import Command, Scripts, kept_command
+from fedgossip.drivers.loops.scripts import Command, Scripts, read_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files
 from fedgossip.drivers.peer_processes import Striker
@@ -78,7 +78,7 @@ def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
 def check_kept(run: Path, script: Path | None, *, run_code: bool) -> None:
     """Raise ConfigError if the script named in a run's folder would run without a person having named or allowed it."""
     if script is None and is_launched(run):
-        named = f"{kept_command(run).script}"
+        named = f"{read_command(run).script}"
         check_allowed([named], run, run_code=run_code, whose="its folder names the script")
 
 
@@ -94,7 +94,7 @@ def resume_scripts(
     All scripts start again, by default with the original command, from their last checkpoints.  Raises ResumeError;
     nothing changes then.
     """
-    command = (command or kept_command(run, plan.experiment.train.portable)).checked()
+    command = (command or read_command(run, plan.experiment.train.portable)).checked()
     folders = folders_of(plan, run)
     if not all_joined(plan, run):
         raise ResumeError(f"{run}: it was stopped before all its loops had joined", "Start it in a new folder.")

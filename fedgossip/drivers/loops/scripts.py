@@ -82,7 +82,7 @@ class _KeptCommand(msgspec.Struct):
     ranks: int = 1
 
 
-def kept_command(run: Path, portable: bool = False) -> Command:
+def read_command(run: Path, portable: bool = False) -> Command:
     """Return the command launched in the folder of a run.  Raises ResumeError."""
     path = run / LAUNCHED
     try:

@@ -475,7 +475,7 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             nonlocal count
             count += 1
             if count == 60:
-                image.update(image_write.taken([simulator], None, known))
+                image.update(image_write.write_image([simulator], None, known))
                 raise Stopped
 
         with contextlib.suppress(Stopped):
