@@ -118,16 +118,16 @@ def test_a_coordinator_that_adds_up_what_came_takes_neither_a_client_nor_the_lin
     clock, turns = ListeningClock(), Turns(4)
     for node in range(4):
         turns.ask(node, 1)
-    assert len(list(turns.next(clock.at(0.0), all_read=True))) == 2
+    assert len(list(turns.next(clock.convert(0.0), all_read=True))) == 2
     for away in range(10):
         for node in (0, 1):
-            turns.moved(node, clock.at(float(away)))
+            turns.moved(node, clock.convert(float(away)))
         for _ in range(FAST_CHUNKS):
-            turns.moved(0, clock.at(float(away)))
+            turns.moved(0, clock.convert(float(away)))
         clock.leave(away + 0.01)
         clock.back(away + 1.0)
-        assert list(turns.next(clock.at(away + 1.0), all_read=True)) == []
-    assert len(list(turns.next(clock.at(10.2), all_read=True))) == 2, "it listens, and nothing comes"
+        assert list(turns.next(clock.convert(away + 1.0), all_read=True)) == []
+    assert len(list(turns.next(clock.convert(10.2), all_read=True))) == 2, "it listens, and nothing comes"
 
 
 @pytest.mark.parametrize("message_bytes", [1, TURNS_BYTES // 4, TURNS_BYTES, 100 * TURNS_BYTES])

@@ -243,7 +243,7 @@ def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str
     (folder / "endpoint.toml").write_text(f'[[peer]]\nid = {node}\naddress = "tcp://127.0.0.1:5700"\nkey = "k"\n')
     lines = StatusLines(Follower(find([folder])), words_for(federated_roles(N)))
     row = peer_row(node, 7, clients=3 if node == N else None)
-    assert lines.of(row) == line
+    assert lines.describe(row) == line
 
 
 def test_what_the_coordinators_folder_does_not_know_of_clients_is_left_open(

@@ -28,7 +28,7 @@ def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
         from fedgossip.net.identity import Identity
         from fedgossip.plans.federated import policy
 
-        (policy.check_own if path == POLICY else Identity.own)(path)
+        (policy.check_own if path == POLICY else Identity.load_own)(path)
     return path
 
 
