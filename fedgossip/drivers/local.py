@@ -205,7 +205,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
 
 def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> FedgossipError | None:
     """Return the error of a participant that failed before its start: the others would wait for it."""
-    failed = [node for node, code in sorted(processes.exited.items()) if (code or 0) > 0]
+    failed = [node for node, code in sorted(processes.exited.items()) if (code or 0) > 0]  # negative codes are signals
     words = {node: last_word(folders[node]) for node in failed}
     never = [node for node, ended in words.items() if ended is None or not ended.experiment]
     if not never:

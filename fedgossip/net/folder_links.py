@@ -177,6 +177,7 @@ class FolderLinks(Wakeable):
             raise NetworkError(*self._explain_missing())
         secret = bytes.fromhex(self._state.secret)
         process = public_of(secret)
+        # from the stored key: it stays the same after a restart
         unlike = replace(hello, process=int.from_bytes(hashlib.sha256(process).digest()[:6], "little"))
         self._hello = content_of(unlike)
         limit = HEADER_BYTES_MAX + SMALL_BYTES + 2 * max(expected.payload_bytes, 8 * expected.words)

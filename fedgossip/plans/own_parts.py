@@ -81,7 +81,7 @@ def make_part(
     given = {**options, **{name: value for name, value in ours.items() if name in taken}}
     looks = []
     try:
-        for _ in range(2):
+        for _ in range(2):  # made twice: a hidden state shows as a difference
             part = given_by(text, make, **given)
             if missing := [name for name in members if not hasattr(part, name)]:
                 raise ConfigError(f"{where} gave {_kind(part)} without {missing[0]!r}", SEE)

@@ -278,7 +278,7 @@ def write_tensors(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, A
     part = folder / f"{CHECKPOINT}.part"
     write_synced(part, _pieces(about, {name: _plain(array) for name, array in arrays.items()}))
     if (folder / CHECKPOINT).exists():
-        (folder / CHECKPOINT).replace(folder / CHECKPOINT_BEFORE)
+        (folder / CHECKPOINT).replace(folder / CHECKPOINT_BEFORE)  # one of the two exists even if the process ends here
     part.replace(folder / CHECKPOINT)
     owner_files.sync_folder(folder)
 
@@ -306,7 +306,7 @@ def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[b
         header[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
         start += array.nbytes
     head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8)  # the arrays begin at a multiple of 8 bytes, as safetensors expects
     if len(head) > HEADER_BYTES_MAX:  # before it replaces a readable one
         raise OSError(errno.EFBIG, f"{len(arrays):,} arrays are too many for one checkpoint: take more servers")
     yield struct.pack("<Q", len(head)) + head

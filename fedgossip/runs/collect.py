@@ -75,6 +75,7 @@ class Collector:
         """Read every new complete line; return whether there was any.  Raises ConfigError for an invalid row."""
         before = list(self._offsets)
         news = (self._news(node) for node in range(len(self.folders)))
+        # by rounds: no peer is read rounds ahead of the others
         for _, node, row, length in heapq.merge(*news, key=lambda line: line[0]):
             self._offsets[node] += length
             self._take(node, row)

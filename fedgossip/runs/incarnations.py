@@ -76,7 +76,7 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
     about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
     checkpoints.begin_life(folder, about.incarnation)
     checkpoints.drop(refused)
-    (folder / ENDED).unlink(missing_ok=True)
+    (folder / ENDED).unlink(missing_ok=True)  # the end of an earlier incarnation: this one still runs
     return Life(about, stored, refused, again=True)
 
 

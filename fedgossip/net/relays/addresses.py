@@ -83,7 +83,7 @@ def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
 
     The returned socket holds it; ZeroMQ's socket may still listen there, as both set SO_REUSEADDR.
     """
-    for port in (wanted, 0):
+    for port in (wanted, 0):  # 0: any free port
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if exactly:  # connections of an earlier process may linger there
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

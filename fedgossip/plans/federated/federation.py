@@ -329,6 +329,7 @@ class FederationPlan(Plan):
     @property
     def invited(self) -> int:
         """Number of clients in the cohort of a secure sum."""
+        # 1e-9: the float product 100 * 1.1 is just above 110
         return min(self.learners, math.ceil(self.cohort * self.section.over_selection - 1e-9))
 
     @property

@@ -94,7 +94,7 @@ class SpentLedger:
 
     def _read(self) -> list[LedgerLine]:
         found, whole = _lines(self.path)
-        os.ftruncate(self._file, whole)
+        os.ftruncate(self._file, whole)  # a torn last line is cut: its release was not made
         self.limit = limit_of(found)
         self._set = same_records(found, self._data, self._records)
         anew = max((place for place, one in enumerate(found) if one.other_sites), default=-1)
@@ -152,7 +152,7 @@ class SpentLedger:
         """
         self._log = log
         own = [one.spend for one in self._lines if one.log == log]
-        for facts in logged[len(own) :]:
+        for facts in logged[len(own) :]:  # the ledger can lack only the last entries of the log
             self.add({name: value for name, value in facts.items() if isinstance(value, str | int | float)})
         others = [one.spend for one in self._lines if one.log != log]
         return [*others, *own[len(logged) :]]

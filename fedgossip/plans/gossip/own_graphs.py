@@ -254,6 +254,7 @@ def _check_partners(name: str, schedule: Schedule, rounds: Iterable[int]) -> Non
 
 
 def _hash(mixing: Mixing) -> str:
+    # + 0.0 turns -0.0 into 0.0: equal weights have equal bytes in the hash
     parts: Sequence[npt.NDArray[Any]] = (mixing.starts, mixing.ids, np.round(mixing.values, DIGITS) + 0.0)
     return hashlib.sha256(b"".join(part.astype(part.dtype.newbyteorder("<")).tobytes() for part in parts)).hexdigest()
 

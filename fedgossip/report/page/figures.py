@@ -183,6 +183,7 @@ def curve(
     marker = "o" if len(x) <= 12 else ""
     stroke = dash if len(x) > 2 else "none"
     parts = unbroken(x if rounds is None else rounds)
+    # a NaN between two parts breaks the line
     broken_x, broken_y = ([value for start, stop in parts for value in (*of[start:stop], np.nan)][:-1] for of in (x, y))
     axes.plot(broken_x, broken_y, label=label, color=colour, linestyle=stroke, marker=marker, markersize=3.5)
     alone = [start for start, stop in parts if stop == start + 1]
