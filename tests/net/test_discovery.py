@@ -104,7 +104,7 @@ def test_join_without_an_invite_lists_what_is_announced_or_says_that_nothing_is(
     with closing(Announcer("hospital run", identity.public, 5699, HERE, HERE)):
         said = in_process(["join"], tmp_path, monkeypatch, capsys)
     assert said.code == 0 and "hospital run" in said.out and identity.public in said.out
-    monkeypatch.setattr(discovery, "Search", lambda: SimpleNamespace(found=list, close=time.time))
+    monkeypatch.setattr(discovery, "Search", lambda: SimpleNamespace(list_found=list, close=time.time))
     said = in_process(["join"], tmp_path, monkeypatch, capsys)
     assert said.code == 3 and "no run is announced" in said.errors[0]
 

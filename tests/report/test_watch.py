@@ -461,7 +461,7 @@ def test_a_pipe_gets_a_line_per_round_and_event(
 
 def test_the_folder_of_a_peer_gives_a_line_per_round(tmp_path: Path) -> None:
     follower = Follower(find([peer_folder(tmp_path / "peer2", 2)]))
-    assert StatusLines(follower, event_text).of(peer_row(2, 7, score=0.5)) == (
+    assert StatusLines(follower, event_text).describe(peer_row(2, 7, score=0.5)) == (
         "round 7, peer 2  loss 0.5, accuracy 50.0\u202f%, waited 0.1 s"
     )
 
