@@ -188,6 +188,7 @@ FILE_MAX = 16 << 20
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        # utf-8-sig: editors on Windows write a byte order mark
         text = outside_files.read_bytes(outside_files.resolve(path), FILE_MAX).decode("utf-8-sig")
         return from_toml(text)
     except OSError as error:
