@@ -176,13 +176,13 @@ def test_what_fails_or_cannot_be_run_is_a_row(said: Run, tmp_path: Path) -> None
 
 def test_a_dry_run_counts_and_runs_nothing(said: Run, tmp_path: Path) -> None:
     found = said(str(written(tmp_path, grid={"algorithm.name": ["dsgd", "d2"]})), "--dry-run", "--out", "s")
-    assert found.code == 0 and "2 combinations, 2 seeds: 4 cells; 0 are there already" in found.out
+    assert found.code == 0 and "2 combinations, 2 seeds: 4 cells; 0 exist already" in found.out
     assert "refused  algorithm.name=d2: d2 needs weights" in found.out and not (tmp_path / "s").exists()
 
 
 def test_no_cell_is_begun_after_the_limit(said: Run, tmp_path: Path) -> None:
     found = said(str(written(tmp_path)), "--limit-seconds", "0", "--out", "s")
-    assert found.code == 9 and "0 of 8 cells are done; 8 are still to be run" in found.out
+    assert found.code == 9 and "0 of 8 cells are done; 8 remain" in found.out
     assert said("sweep.toml", "--out", "s").code == 0
 
 
