@@ -20,7 +20,7 @@ from fedgossip.base.cells import LARGEST
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError, needed, reason
 from fedgossip.data import images, tables
-from fedgossip.data.dataset import Dataset, whole
+from fedgossip.data.dataset import Dataset, parse_whole
 
 CELLS_MOST = 1 << 31
 ROWS_AT_ONCE = 4096
@@ -64,7 +64,7 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
     except Exception as error:  # a damaged file raises any error of its decoder
         text = f"{path}: not a parquet file that can be read: {_line(error)}"
         raise ConfigError(text, "Write it with pandas.DataFrame.to_parquet, or pyarrow.parquet.") from error
-    return tables.of_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
+    return tables.from_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
 
 
 def _bounded(path: Path, batches: Iterable[Any], schema: Any, size: int) -> Any:
@@ -113,7 +113,7 @@ def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str
         table = arrow.concat_tables(parts)
     except arrow.ArrowException as error:
         raise ConfigError(f"{path}: train and test have other columns: {_line(error)}", SAVED) from error
-    found = tables.of_columns(ArrowColumns("huggingface", path, table, known, options), options, class_names, task)
+    found = tables.from_columns(ArrowColumns("huggingface", path, table, known, options), options, class_names, task)
     return replace(found, own_test=len(parts[0])) if len(parts) == 2 else found
 
 
@@ -227,7 +227,7 @@ class ArrowColumns:
         where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
         if cells.null_count:
             raise ConfigError(f"{where}: nothing there in {cells.null_count} of {len(cells)} cells", advice)
-        if _of_pictures(cells.type):
+        if _holds_pictures(cells.type):
             return self._pictures(name, cells)
         cells, shape = _flattened(cells, where)
         if str(cells.type).startswith("decimal"):
@@ -250,7 +250,7 @@ class ArrowColumns:
         if not all(isinstance(content, bytes) for content in contents):
             advice = "Save it with the pictures inside: datasets.Image(decode=False) embedded."
             raise ConfigError(f"{self.path}, column {name!r}: pictures lie elsewhere", advice)
-        size = whole(str(self.path), "size", self._options["size"], 1) if "size" in self._options else None
+        size = parse_whole(str(self.path), "size", self._options["size"], 1) if "size" in self._options else None
         named = [(f"{self.path}, {name} of row {row + 1}", content) for row, content in enumerate(contents)]
         return images.stacked(named, images.mode_of(str(self.path), self._options), size)
 
@@ -276,7 +276,7 @@ def _word(value: object) -> str:
     return f"{value:.17g}" if isinstance(value, float) else str(value).strip()
 
 
-def _of_pictures(kind: Any) -> bool:
+def _holds_pictures(kind: Any) -> bool:
     fields = {kind.field(k).name for k in range(kind.num_fields)} if str(kind).startswith("struct") else set()
     return fields == set(IMAGE)
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedgossip.base.cells import advise_point, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import csv_text, office_tables
-from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration, parted
+from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, parted, read_declaration
 from fedgossip.data.table_files import CSV, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows, kind_of
 
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
@@ -31,10 +31,10 @@ class CsvColumns:
     def __init__(self, source: Path | TableFile) -> None:
         file = source if isinstance(source, TableFile) else TableFile(source)
         self.path, self.kind = file.path, file.kind or CSV
-        own, columns = own_declaration(file.path)
+        own, columns = read_declaration(file.path)
         rows = _rows(file.declared_also(own))
         self.whole_header, self._rows, self._lines, self._unit = rows.header, rows.rows, rows.lines, rows.unit
-        self._read, notes = named_columns(self.path, self.whole_header, self._column)
+        self._read, notes = find_named_columns(self.path, self.whole_header, self._column)
         self.header: list[str] = [self.whole_header[place] for place in self._read]
         self.notes: tuple[str, ...] = (*rows.notes, *notes)
         self.unread: dict[tuple[int, int], str] = {}
@@ -105,7 +105,7 @@ class CsvColumns:
         made, places = len(self.header), [heads[one] for one in declared.made_of]
         for row in range(len(self._rows)):
             try:
-                cell = declared.made([self.cell(row, place) for place in places])
+                cell = declared.compute([self.cell(row, place) for place in places])
             except ValueError as error:
                 self.unread[row, made], cell = str(error), ""
             self._rows[row].append(cell)
@@ -167,7 +167,7 @@ class CsvColumns:
     def cell(self, row: int, column: int) -> str:
         return self._rows[row][self._read[column]]
 
-    def whole_row(self, row: int) -> Sequence[str]:
+    def get_whole_row(self, row: int) -> Sequence[str]:
         """Return the cells of a row, including columns without a name."""
         return self._rows[row]
 
@@ -198,7 +198,7 @@ def _rows(file: TableFile) -> TableRows:
     return office_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
 
 
-def named_columns(
+def find_named_columns(
     path: Path, header: Sequence[str], column: Callable[[int], Sequence[str]]
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return the indices of the columns with a name, and a note on omitted ones.

@@ -95,7 +95,7 @@ def function(
     return found  # type: ignore[no-any-return]
 
 
-def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | None:
+def find_beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | None:
     """Return the function of this name in the module of "module:function"; None without one."""
     function(source, base)  # imports it
     found = getattr(sys.modules[source.partition(":")[0]], name, None)
@@ -107,10 +107,10 @@ def call(source: str, base: Path | None, how: CalledWith, *arguments: object) ->
 
     Raises ConfigError if it does not take them, and TrainingError, naming it, if it raises.
     """
-    return given_by(source, function(source, base, how, arguments), *arguments)
+    return call_part(source, function(source, base, how, arguments), *arguments)
 
 
-def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
+def call_part(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
     """Return the result of a user's function.  Raises TrainingError, naming it, if it raises, including SystemExit."""
     try:
         return wanted(*arguments, **named)
@@ -144,7 +144,7 @@ class NamesCode:
 
     builtin: Callable[[str], bool] = _nothing
 
-    def named_by(self, value: object) -> str:
+    def find_name(self, value: object) -> str:
         """Return the "module:function" in a value; "" if it names no code."""
         name = str(value).partition("?")[0]
         return name if is_function(name) and not self.builtin(name.partition(":")[0]) else ""
@@ -165,7 +165,7 @@ def code_by_key(section: object, path: str = "") -> Iterator[tuple[str, str]]:
         for mark in marks:
             values = value.values() if isinstance(value, Mapping) else value
             values = values if isinstance(values, Collection) and not isinstance(values, str) else [value]
-            yield from ((f"{path}{key}", name) for one in values if (name := mark.named_by(one)))
+            yield from ((f"{path}{key}", name) for one in values if (name := mark.find_name(one)))
         if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             yield from code_by_key(value, f"{path}{key}.")
 
@@ -262,7 +262,7 @@ def _folders(module: str, base: Path) -> Sequence[Path]:
 
 def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
-    waiting = list(_with_packages(module))
+    waiting = list(_list_packages(module))
     while waiting:
         name = waiting.pop()
         path = None if name in seen else _file(name, folders)
@@ -296,16 +296,16 @@ def _imported(text: str, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _with_packages(alias.name)
+                yield from _list_packages(alias.name)
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".") if package else []
             above = parts[: len(parts) - node.level + 1] if node.level else []
             start = ".".join([*above, *([node.module] if node.module else [])])
             for name in (start, *(f"{start}.{alias.name}" if start else alias.name for alias in node.names)):
-                yield from _with_packages(name)
+                yield from _list_packages(name)
 
 
-def _with_packages(name: str) -> Iterator[str]:
+def _list_packages(name: str) -> Iterator[str]:
     """Yield a, a.b, a.b.c: importing a module runs its packages."""
     parts = [part for part in name.split(".") if part]
     yield from (".".join(parts[: end + 1]) for end in range(len(parts)))

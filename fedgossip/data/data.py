@@ -145,7 +145,7 @@ def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str =
     empty, and for "own" without one.
     """
     if test == OWN:
-        return _own_split(dataset)
+        return _split_own_test(dataset)
     if isinstance(test, str) or not 0 < test < 1:
         raise ConfigError(f"test = {test}; expected 0 < test < 1", "0.2 keeps a fifth of the examples for the test.")
     if dataset.vocabulary is not None and dataset.groups is not None:
@@ -165,7 +165,7 @@ def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str =
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def _own_split(dataset: Dataset) -> tuple[Indices, Indices]:
+def _split_own_test(dataset: Dataset) -> tuple[Indices, Indices]:
     if dataset.own_test is None:
         raise ConfigError(f"{dataset.name} brings no test set of its own", "Hold out a share: data.test = 0.2.")
     return np.arange(dataset.own_test), np.arange(dataset.own_test, len(dataset))
@@ -277,10 +277,10 @@ def load(
     if found.kind != wanted and not own_text:
         advice = f'Set task.kind = "{found.kind}", or take another source.'
         raise ConfigError(f"{source}: its labels are for {found.kind}, and the task is {wanted}", advice)
-    return found if like is None else _alike(source, found, like)
+    return found if like is None else _check_alike(source, found, like)
 
 
-def drawn_examples(like: Dataset, source: str, seed: int) -> Dataset:
+def draw_examples(like: Dataset, source: str, seed: int) -> Dataset:
     """Return the examples of random:COUNT, uniform in the range of `like`'s numbers, labels zero.
 
     Raises ConfigError for another count, and if examples are no numbers.
@@ -296,7 +296,7 @@ def drawn_examples(like: Dataset, source: str, seed: int) -> Dataset:
     return replace(like, name=source, x=x, y=np.zeros(len(x), np.int64), groups=None, own_test=None, notes=())
 
 
-def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
+def _check_alike(source: str, found: Dataset, like: Dataset) -> Dataset:
     labels = like.label_names if like.kind in OF_COLUMNS else ()
     for what, has, expected in (
         ("columns", found.columns, like.columns),
@@ -318,7 +318,7 @@ def _load(
     source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str, *, standard: bool
 ) -> Dataset:
     if _is_function(source):
-        return made_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
+        return make_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
     one, place, options = _located(source, base)
     if standard and "scale" in one.options:
         options["scale"] = "standard"
@@ -387,7 +387,7 @@ MADE_TWICE = 64 << 20
 """Maximum bytes of data for which a function is called twice; larger data would take too long."""
 
 
-def made_twice(source: str, make: Callable[[], Dataset]) -> Dataset:
+def make_twice(source: str, make: Callable[[], Dataset]) -> Dataset:
     """Return the result of the user's function.  Raises ConfigError if the second call returns other data."""
     found = make()
     if found.x.nbytes <= MADE_TWICE and make().digest() != found.digest():

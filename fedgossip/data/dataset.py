@@ -167,7 +167,7 @@ def from_arrays(
     Raises ConfigError for unequal lengths and invalid values.
     """
     if kind in OF_COLUMNS:
-        return _of_columns(name, x, y, groups, kind)
+        return _make_columns(name, x, y, groups, kind)
     try:
         values = np.ascontiguousarray(x, np.float32)
         labels = np.asarray(y)
@@ -187,7 +187,7 @@ def from_arrays(
     return Dataset(name, values, whole, max(2, int(whole.max(initial=0)) + 1), ids, names)
 
 
-def _of_columns(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None, kind: str) -> Dataset:
+def _make_columns(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None, kind: str) -> Dataset:
     try:
         values, labels = np.ascontiguousarray(x, np.float32), np.asarray(y, np.float32)
     except (TypeError, ValueError) as error:
@@ -254,7 +254,7 @@ def group_ids(names: npt.NDArray[Any]) -> tuple[Indices, tuple[str, ...]]:
     return ids.astype(np.int64).reshape(-1), tuple(map(str, found))
 
 
-def whole(source: str, name: str, text: str, least: int) -> int:
+def parse_whole(source: str, name: str, text: str, least: int) -> int:
     """Return the option `name` as a whole number >= least.  Raises ConfigError for another text."""
     value = float(text) if text.replace(".", "", 1).isdigit() else math.nan
     if not value.is_integer() or value < least:

@@ -84,7 +84,7 @@ def _read_pair(images: Path, labels: Path) -> tuple[npt.NDArray[np.uint8], npt.N
 
 def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """Return the uint8 array of an IDX file, gzipped or not, read-only.  Raises ConfigError for any other file."""
-    raw = _bytes(path) if _kept is None else _kept_bytes(path, _kept)
+    raw = _bytes(path) if _kept is None else _read_cached(path, _kept)
     header = 4 + 4 * dimensions
     wanted = 0x0800 + dimensions
     if len(raw) < header:
@@ -121,7 +121,7 @@ KEPT_FILES, KEPT_BYTES = 8, 1 << 26
 _kept: dict[tuple[str, int, int], bytes] | None = None
 
 
-def _kept_bytes(path: Path, kept: dict[tuple[str, int, int], bytes]) -> bytes:
+def _read_cached(path: Path, kept: dict[tuple[str, int, int], bytes]) -> bytes:
     facts = path.stat()
     key = (str(path.resolve()), facts.st_mtime_ns, facts.st_size)
     if key not in kept:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest, needed, reason
-from fedgossip.data.dataset import Dataset, whole
+from fedgossip.data.dataset import Dataset, parse_whole
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -43,7 +43,7 @@ def read(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()
             raise ConfigError(f"{file.parent}: unknown class {name!r}", nearest(name, names))
     if not flat:
         raise ConfigError(f"{path}: no picture", f"Pictures end in {', '.join(ENDINGS)}.")
-    size = whole(str(path), "size", options["size"], 1) if "size" in options else None
+    size = parse_whole(str(path), "size", options["size"], 1) if "size" in options else None
     pictures = [(str(file), outside_files.read_bytes(outside_files.resolve(file))) for file, _ in flat]
     x = stacked(pictures, mode_of(str(path), options), size)
     y = np.array([names.index(name) for _, name in flat], np.int64)

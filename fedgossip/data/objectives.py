@@ -136,7 +136,7 @@ class Objective:
     @property
     def functions(self) -> tuple[str, ...]:
         """The "module:function" texts in loss and metrics."""
-        named = (CODE.named_by(one) for one in (self.loss, *self.metrics))
+        named = (CODE.find_name(one) for one in (self.loss, *self.metrics))
         return tuple(name for name in named if name)
 
 

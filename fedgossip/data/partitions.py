@@ -29,7 +29,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, nearest
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
 from fedgossip.data import custom
-from fedgossip.data.data import load, made_twice
+from fedgossip.data.data import load, make_twice
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.ragged import joined
 
@@ -234,7 +234,7 @@ def natural(
         load, peer = heapq.heappop(peers)
         owner[group] = peer
         heapq.heappush(peers, (load + int(sizes[group]), peer))
-    return _by_owner(owner[member.reshape(-1)], np.arange(len(labels)), n)
+    return _group_by_owner(owner[member.reshape(-1)], np.arange(len(labels)), n)
 
 
 Kind = Callable[..., list[Indices]]
@@ -254,10 +254,10 @@ def _deal(labels: Indices, n: int, sizes: Indices, random: np.random.Generator) 
     """Return shares with sizes[c, i] random examples of class c at peer i (rows: classes, ascending)."""
     shuffled = random.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    return _by_owner(np.repeat(np.tile(np.arange(n), len(sizes)), sizes.reshape(-1)), by_class, n)
+    return _group_by_owner(np.repeat(np.tile(np.arange(n), len(sizes)), sizes.reshape(-1)), by_class, n)
 
 
-def _by_owner(owner: Indices, examples: Indices, n: int) -> list[Indices]:
+def _group_by_owner(owner: Indices, examples: Indices, n: int) -> list[Indices]:
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=n))
     return np.split(examples[order], ends[:-1])
@@ -277,12 +277,12 @@ def _count(kind: str, name: str, value: object, least: int) -> None:
         )
 
 
-def held_out(owned: int, share: float) -> int:
-    """Return the number of a node's examples that `kept_apart` holds out for tests."""
+def count_held_out(owned: int, share: float) -> int:
+    """Return the number of a node's examples that `hold_out` holds out for tests."""
     return max(0, min(owned - 1, max(1, round(share * owned))))
 
 
-def kept_apart(
+def hold_out(
     shares: Mapping[NodeId, Indices], share: float, seed: int
 ) -> tuple[dict[NodeId, Indices], dict[NodeId, Indices]]:
     """Return (to train on, to test on) of each node: a drawn `share`, at least one; a single example is for
@@ -291,7 +291,7 @@ def kept_apart(
     train, test = {}, {}
     for node, owned in shares.items():
         order = stream(seed, "local test", node).permutation(owned)
-        count = held_out(len(owned), share)
+        count = count_held_out(len(owned), share)
         test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
     return train, test
 
@@ -313,7 +313,7 @@ def load_own(
     """
     standard = test.scale != "none"
     if custom.is_function(source):
-        parts = [_drawn(source, test, peer, base, standard=standard) for peer in peers]
+        parts = [_load_peer(source, test, peer, base, standard=standard) for peer in peers]
     else:
         parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
     return together(source, test, peers, parts)
@@ -321,10 +321,10 @@ def load_own(
 
 def check_drawn(source: str, test: Dataset, peer: int) -> None:
     """Raise ConfigError if a second call of the function returns other examples, and as `load_own` does."""
-    made_twice(f"client {peer}: {source}", lambda: _drawn(source, test, peer, None, standard=test.scale != "none"))
+    make_twice(f"client {peer}: {source}", lambda: _load_peer(source, test, peer, None, standard=test.scale != "none"))
 
 
-def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:
+def _load_peer(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:
     try:
         return load(source, base=base, like=test, standard=standard, client=peer)
     except FedgossipError as error:

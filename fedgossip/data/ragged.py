@@ -108,13 +108,13 @@ class Ragged:
         found[np.arange(width) < lengths[:, None]] = self.values[_spans(begin, lengths)]
         return found
 
-    def taken(self, rows: Places) -> Ragged:
+    def take(self, rows: Places) -> Ragged:
         """Return these rows, in that order."""
         begin, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         return replace(self, values=self.values[_spans(begin, lengths)], offsets=_offsets(lengths))
 
     def parts(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return its content as arrays, for `of_parts`."""
+        """Return its content as arrays, for `from_parts`."""
         about = np.array([self.padding, *self.buckets], np.int64)
         return {name: self.values, f"{name}.offsets": self.offsets, f"{name}.about": about}
 
@@ -123,14 +123,14 @@ Rows = npt.NDArray[Any] | Ragged
 """Rows of examples, or of data per example: of one shape, or of different lengths."""
 
 
-def of_rows(rows: Sequence[Sequence[int] | npt.NDArray[Any]], buckets: Sequence[int], padding: int) -> Ragged:
+def from_rows(rows: Sequence[Sequence[int] | npt.NDArray[Any]], buckets: Sequence[int], padding: int) -> Ragged:
     """Return rows of numbers.  Raises ConfigError as `Ragged` does."""
     lengths = np.array([len(row) for row in rows], np.int64)
     values = np.concatenate([np.asarray(row, np.int32) for row in rows]) if len(rows) else np.empty(0, np.int32)
     return Ragged(values, _offsets(lengths), tuple(buckets), padding)
 
 
-def of_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Rows:
+def from_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Rows:
     """Return the rows of this name from the arrays of `Ragged.parts`, or the plain array."""
     if f"{name}.offsets" not in arrays:
         return arrays[name]
@@ -139,13 +139,13 @@ def of_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Rows:
 
 
 def parts_of(rows: Rows, name: str) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that `of_parts` reads."""
+    """Return the arrays that `from_parts` reads."""
     return rows.parts(name) if isinstance(rows, Ragged) else {name: rows}
 
 
 def picked(rows: Rows, places: Places) -> Rows:
     """Return the rows at these places, in the same form."""
-    return rows.taken(places) if isinstance(rows, Ragged) else rows[places]
+    return rows.take(places) if isinstance(rows, Ragged) else rows[places]
 
 
 def batch(rows: Rows, places: Places) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shorten
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
-from fedgossip.data.columns.table_schema import check_read, found_columns, refused
+from fedgossip.data.columns.table_schema import check_read, find_columns, refused
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
@@ -39,7 +39,7 @@ def groups_of(test: TableFile, column: str, declared: Mapping[str, Any]) -> tupl
     if categories := declared_columns(declared).get(column, DeclaredColumn()).levels:
         return _checked(categories, column, "data.columns")
     table = _declared(test, column, declared)
-    place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
+    place = find_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     cells = {class_name(cell) for cell in table.words(place) if not is_missing(cell)}
     return _checked(tuple(sorted(cells)), column, str(test.path))
 
@@ -64,7 +64,7 @@ def group_rows(
 ) -> npt.NDArray[np.int64]:
     """Return the index of each row's group, [m].  Raises ConfigError, with line and value, for an unknown group."""
     table = _declared(file, column, declared)
-    place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
+    place = find_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     found = []
     for row, cell in enumerate(table.words(place)):
         check_read(table, row, place)

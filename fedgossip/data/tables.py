@@ -70,7 +70,7 @@ def read_csv(
     file: Path | TableFile, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
 ) -> Dataset:
     """Return a table whose first line names the columns; all except the label, the group and `drop` are features."""
-    return of_columns(CsvColumns(file), options, class_names, task)
+    return from_columns(CsvColumns(file), options, class_names, task)
 
 
 def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
@@ -78,7 +78,7 @@ def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: S
     return read_csv(file_of_options(kind, path, options), options, class_names, task)
 
 
-def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
+def from_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return the examples of a table; all columns except the label, the group and `drop` are features.
 
     A column of `categories` has a feature for each word, 1 for the row's word.  Labels: classes are their sorted
@@ -131,7 +131,7 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
         return made(y=kept, classes=0, kind=task, label_names=tuple(header[c] for c in labels))
     known = class_names or table.class_names(labels[0])
     if known and table.class_names(labels[0]):
-        which = _named_classes(path, table.numbers(labels[0], ""), known)
+        which = _check_classes(path, table.numbers(labels[0], ""), known)
         return made(y=which, classes=len(known), class_names=tuple(known), label_names=(header[labels[0]],))
     names, which = _classes(path, _labels(labels_of(table, labels[0], class_names)), class_names)
     return made(y=which, classes=len(names), class_names=names, label_names=(header[labels[0]],))
@@ -203,7 +203,7 @@ def _one_each(path: Path, name: str, column: Numbers) -> Numbers:
     return column
 
 
-def _named_classes(path: Path, labels: Numbers, names: Sequence[str]) -> Indices:
+def _check_classes(path: Path, labels: Numbers, names: Sequence[str]) -> Indices:
     if not ((labels >= 0) & (labels < len(names)) & (labels == np.floor(labels))).all():
         advice = f"There are {len(names)} classes: {', '.join(names[:20])}."
         raise ConfigError(f"{path}: a label is none of the classes that the file names", advice)

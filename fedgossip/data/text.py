@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, reason
-from fedgossip.data.dataset import Dataset, whole
+from fedgossip.data.dataset import Dataset, parse_whole
 from fedgossip.data.ragged import IGNORED, USUAL_BUCKETS, Ragged, check_buckets
 
 CONTEXT = 32  # characters of one window
@@ -31,8 +31,8 @@ def read(path: Path, options: Mapping[str, str]) -> Dataset:
     speeches.  Raises ConfigError if no speaker has enough.  Source: the federated Shakespeare task of McMahan et al.,
     AISTATS 2017.
     """
-    context = whole(str(path), "context", options.get("context", str(CONTEXT)), 1)
-    least = max(whole(str(path), "min_chars", options.get("min_chars", str(MIN_CHARS)), 1), context + 1)
+    context = parse_whole(str(path), "context", options.get("context", str(CONTEXT)), 1)
+    least = max(parse_whole(str(path), "min_chars", options.get("min_chars", str(MIN_CHARS)), 1), context + 1)
     spoken = {who: words for who, words in _speeches(path).items() if len(words) >= least}
     if not spoken:
         raise ConfigError(f"{path}: no speaker has {least} characters", "Lower min_chars.")

@@ -391,7 +391,7 @@ def declared_run(experiment: Experiment) -> DeclaredRun:
             names = [one for key, one in code_by_key(experiment.coordinator) if key not in ("sampling", "available")]
             name = experiment.coordinator.algorithm if names else plan.name
             return DeclaredRun(experiment, name, plan.gradients, _describe_code(names, plan.terms))
-        codec = CODEC_CODE.named_by(experiment.parallel.codec) if isinstance(experiment, ParallelExperiment) else ""
+        codec = CODEC_CODE.find_name(experiment.parallel.codec) if isinstance(experiment, ParallelExperiment) else ""
         return DeclaredRun(experiment, plan.name, plan.gradients, _describe_code([codec] if codec else [], plan.terms))
 
 
@@ -417,7 +417,7 @@ def _declare_peers(e: GossipExperiment) -> DeclaredRun:
 
 def _graph(graph: str) -> str:
     """Return the name of a graph before it is built."""
-    return graph if GRAPH_CODE.named_by(graph) or "/" not in graph else "a graph that the organiser sends"
+    return graph if GRAPH_CODE.find_name(graph) or "/" not in graph else "a graph that the organiser sends"
 
 
 def _without_code(e: Experiment) -> Experiment:

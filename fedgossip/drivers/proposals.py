@@ -484,7 +484,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 def _check_source(source: str) -> None:
     kind = source.partition(":")[0]
     bundled = source in SOURCES and kind not in _FILES
-    if not (bundled or source in ("own", OWN) or CODE.named_by(source)):
+    if not (bundled or source in ("own", OWN) or CODE.find_name(source)):
         raise _file_refusal(source)
 
 

@@ -153,7 +153,7 @@ def _check_inside(e: Experiment, where: str) -> None:
 def check_gossip(e: GossipExperiment, where: str) -> None:
     """Raise ConfigError for invalid values of [topology] and [algorithm]."""
     name = e.algorithm.name
-    if name not in METHODS and name != GIVEN and not ALGORITHM_CODE.named_by(name):
+    if name not in METHODS and name != GIVEN and not ALGORITHM_CODE.find_name(name):
         raise ConfigError(f"{where}: algorithm.name = {name!r} is not known", nearest(name, METHODS))
     _check_seed("topology.seed", e.topology.seed, where)
 
@@ -371,7 +371,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
         return
     try:
         of_low_rank = low_rank_of(p.codec) is not None and p.method in COLLECTIVES
-        own = bool(CODEC_CODE.named_by(p.codec))
+        own = bool(CODEC_CODE.find_name(p.codec))
         codec = None if of_low_rank or own else make_codec(p.codec)
     except ConfigError as error:
         raise ConfigError(f"{where}: parallel.codec: {error}", error.advice) from None

@@ -11,7 +11,7 @@ from typing import Annotated
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 from fedgossip.base.seeds import stream
-from fedgossip.data.custom import NamesCode, function, given_by, is_function
+from fedgossip.data.custom import NamesCode, call_part, function, is_function
 
 # The learning rate over the rounds: "constant", "cosine", "step:30,0.1", each optionally after "warmup:5,".
 #
@@ -70,7 +70,7 @@ class OwnSchedule:
 
     def rate(self, peak: float, round: int, rounds: int) -> float:
         """Return the rate of a round.  Raises TrainingError for an invalid share."""
-        share = given_by(self.text, function(self.text), round, rounds)
+        share = call_part(self.text, function(self.text), round, rounds)
         if isinstance(share, int | float) and 0 <= share < math.inf:
             return peak * float(share)
         advice = "Return a number from 0 on; lr is multiplied by it."

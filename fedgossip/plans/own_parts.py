@@ -29,7 +29,7 @@ from fedgossip.base.limits import CalledWith, check_options
 from fedgossip.base.vectors import Vector, frozen, linear
 from fedgossip.core.metrics import Evaluate
 from fedgossip.core.task import METHODS, Job, LocalTask, Update, checked_task
-from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.data.custom import call_part, function, is_function
 from fedgossip.data.objectives import is_of_model, score_of
 from fedgossip.experiment import Experiment
 from fedgossip.learning.settings import schedule_of
@@ -58,7 +58,7 @@ class Guarded:
         found = getattr(self.part, name)
         if not inspect.isroutine(found):
             return found
-        return lambda *arguments, **named: given_by(f"{self.text}: {name}", found, *arguments, **named)
+        return lambda *arguments, **named: call_part(f"{self.text}: {name}", found, *arguments, **named)
 
 
 def make_part(
@@ -82,11 +82,11 @@ def make_part(
     looks = []
     try:
         for _ in range(2):  # made twice: a hidden state shows as a difference
-            part = given_by(text, make, **given)
+            part = call_part(text, make, **given)
             if missing := [name for name in members if not hasattr(part, name)]:
                 raise ConfigError(f"{where} gave {_kind(part)} without {missing[0]!r}", SEE)
             looks.append(_look(trial(guarded(text, part))))
-        part = guarded(text, given_by(text, make, **given))  # a third one: the others have a state by now
+        part = guarded(text, call_part(text, make, **given))  # a third one: the others have a state by now
     except TrainingError as error:
         raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
     if looks[0] != looks[1]:
@@ -177,7 +177,7 @@ class OwnSampling:
 
     def draw(self, round: int, here: Any) -> Draw:
         """Return the cohort of a round.  Raises TrainingError for a cohort with clients that are not in `here`."""
-        found = given_by(f"{self.text}: draw", self.part.draw, round, here)
+        found = call_part(f"{self.text}: draw", self.part.draw, round, here)
         right = isinstance(found, Draw) and list(found.invited) == sorted({*found.invited} & {*here})
         if not right or not 0 <= found.wanted <= len(found.invited):
             advice = "Return fedgossip.algorithms.sampling.Draw(invited, wanted): ids of `here`, ascending, each once."
@@ -321,7 +321,7 @@ class GuardedTask(Guarded):
         return self._updates("train", jobs)
 
     def _updates(self, name: str, jobs: Sequence[Job]) -> Sequence[Update]:
-        found = given_by(f"{self.text}: {name}", getattr(self.part, name), jobs)
+        found = call_part(f"{self.text}: {name}", getattr(self.part, name), jobs)
         if not isinstance(found, list | tuple) or len(found) != len(jobs):
             raise TrainingError(f"{self.text}: {name} returned no list of {len(jobs)} updates", SEE)
         for job, update in zip(jobs, found, strict=True):
@@ -336,7 +336,7 @@ class GuardedTask(Guarded):
         return found
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        found = given_by(f"{self.text}: evaluate", self.part.evaluate, vectors)
+        found = call_part(f"{self.text}: evaluate", self.part.evaluate, vectors)
         if not isinstance(found, list | tuple) or len(found) != len(vectors):
             raise TrainingError(f"{self.text}: evaluate returned no list of {len(vectors)} mappings", SEE)
         return [self._metrics(one) for one in found]
@@ -389,7 +389,7 @@ def measured_by(experiment: Experiment, task: LocalTask) -> Evaluate:
 
     def values(vector: Vector) -> dict[str, float]:
         return {
-            name: _number(text, given_by(text, measure, vector, task)) for name, (text, measure) in functions.items()
+            name: _number(text, call_part(text, measure, vector, task)) for name, (text, measure) in functions.items()
         }
 
     first = frozen(task.initial(0).copy())
@@ -438,7 +438,7 @@ def make_partition(
     given = labels.copy()
     given.flags.writeable = False
     try:
-        first, second = (given_by(text, make, given, n, seed, **options) for _ in range(2))
+        first, second = (call_part(text, make, given, n, seed, **options) for _ in range(2))
     except TrainingError as error:
         raise ConfigError(f"{where}: {error}", error.advice) from error
     shares = [_indices(where, one) for one in first]

@@ -33,7 +33,7 @@ from fedgossip.data.objectives import (
     TABLES,
     TREES,
 )
-from fedgossip.data.partitions import PLACE, DrawExamples, held_out
+from fedgossip.data.partitions import PLACE, DrawExamples, count_held_out
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.run_sections import SERVED
@@ -284,7 +284,7 @@ def _common(e: Experiment, test: Dataset, scaled: Dataset, apart: Dataset | None
             raise ConfigError(text, f"Write {data.RANDOM}:500, or name a file that all have.")
         return data.standardised(apart, scaled)
     if e.data.common.partition(":")[0] == data.RANDOM:
-        return data.drawn_examples(scaled, e.data.common, e.seed)
+        return data.draw_examples(scaled, e.data.common, e.seed)
     return data.standardised(data.load(e.data.common, seed=e.seed, like=test), scaled)
 
 
@@ -378,7 +378,7 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
         if e.data.local_test and described.sizes:
-            trained = [size - held_out(size, e.data.local_test) for size in described.sizes]
+            trained = [size - count_held_out(size, e.data.local_test) for size in described.sizes]
             least, most = min(trained), max(trained)
             each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
             note = f"each trains with {each} of its examples and tests with the others (data.local_test)"
@@ -444,7 +444,7 @@ def _trained_on(
     from fedgossip.data import partitions
 
     share = e.data.local_test
-    return partitions.kept_apart(found.shares, share, e.seed) if share else (found.shares, None)
+    return partitions.hold_out(found.shares, share, e.seed) if share else (found.shares, None)
 
 
 def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:

@@ -109,7 +109,7 @@ class Audit:
         facts = {name: getattr(self, name) for name in ("n", "rounds", "colluding", "sets", "all_sets")}
         return {**facts, "exposures": [exposure.to_dict() for exposure in self.exposures]}
 
-    def of(self, exchange: Exchange, situation: Situation) -> Exposure:
+    def find(self, exchange: Exchange, situation: Situation) -> Exposure:
         """Return the exposure in one exchange (clear or sums) and situation (averaging or training)."""
         return next(e for e in self.exposures if (e.exchange, e.situation) == (exchange, situation))
 
@@ -164,14 +164,14 @@ class _Round(Generic[Kind]):
     sums: npt.NDArray[Kind]
     """[n, n]: the weighted sum of its neighbours' vectors."""
 
-    def seen(self, exchange: Exchange, curious: Set) -> npt.NDArray[Kind]:
+    def observe(self, exchange: Exchange, curious: Set) -> npt.NDArray[Kind]:
         """Return the rows that a set of nodes observes."""
         if exchange == "clear":
             return self.vectors[sorted({other for node in curious for other in self.near[node]})]
         return np.concatenate([self.vectors[list(curious)], self.sums[list(curious)]])
 
 
-def _shown(
+def _list_rounds(
     mixings: Sequence[Mixing],
     matrix: Callable[[Mixing], npt.NDArray[Kind]],
     product: Callable[[npt.NDArray[Kind], npt.NDArray[Kind]], npt.NDArray[Kind]],
@@ -188,7 +188,8 @@ def _shown(
 
 
 def _averaging(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]) -> Exposure:
-    in_field, in_floats = _shown(mixings, _in_field, _product), _shown(mixings, Mixing.matrix, np.matmul)
+    in_field = _list_rounds(mixings, _reduce_to_field, _product)
+    in_floats = _list_rounds(mixings, Mixing.matrix, np.matmul)
     exact = {curious: _exposed(in_field, exchange, curious) for curious in sets}
     float32 = {curious: _exposed_in_floats(in_floats, exchange, curious) for curious in sets}
     return Exposure(exchange, "averaging", exact, float32)
@@ -203,7 +204,8 @@ def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]
         if id(mixing) in before:
             continue
         before.add(id(mixing))
-        in_field, in_floats = _shown([mixing], _in_field, _product), _shown([mixing], Mixing.matrix, np.matmul)
+        in_field = _list_rounds([mixing], _reduce_to_field, _product)
+        in_floats = _list_rounds([mixing], Mixing.matrix, np.matmul)
         for curious in sets:
             for victim in _exposed(in_field, exchange, curious):
                 exact[curious].setdefault(victim, round + 1)
@@ -215,7 +217,7 @@ def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]
 # --- exact: over a prime field ----------------------------------------------------------------------------------
 
 
-def _in_field(mixing: Mixing) -> IntArray:
+def _reduce_to_field(mixing: Mixing) -> IntArray:
     """Return W modulo the prime: a weight as its fraction with a denominator up to 10^6, else its binary value."""
     found = np.zeros((mixing.n, mixing.n), np.int64)
     known: dict[float, int] = {}
@@ -268,7 +270,7 @@ def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Se
     n = len(rounds[0].near)
     span, found = _Span(n), dict[int, int]()
     for number, round in enumerate(rounds, 1):
-        for row in round.seen(exchange, curious):
+        for row in round.observe(exchange, curious):
             span.add(row)
         for victim in span.units():
             if victim not in curious:
@@ -290,22 +292,22 @@ def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange,
     factors: list[FloatArray] = [np.zeros((0, n))]
     solved: dict[int, set[int]] = {}
 
-    def at(number: int) -> set[int]:
+    def solve(number: int) -> set[int]:
         while len(factors) <= number:
-            seen = rounds[len(factors) - 1].seen(exchange, curious)
+            seen = rounds[len(factors) - 1].observe(exchange, curious)
             factors.append(np.asarray(np.linalg.qr(np.concatenate([factors[-1], seen]), mode="r")))
         if number not in solved:
-            solved[number] = set(np.flatnonzero(_left(factors[number]) <= SOLVED).tolist()) - set(curious)
+            solved[number] = set(np.flatnonzero(_measure_unknown(factors[number]) <= SOLVED).tolist()) - set(curious)
         return solved[number]
 
     last = min(4, len(rounds))
-    while last < len(rounds) and len(at(last)) + len(curious) < n:
+    while last < len(rounds) and len(solve(last)) + len(curious) < n:
         last = min(2 * last, len(rounds))
     numbers = range(1, last + 1)
-    return {v: numbers[bisect_left(numbers, True, key=lambda number: v in at(number))] for v in sorted(at(last))}
+    return {v: numbers[bisect_left(numbers, True, key=lambda number: v in solve(number))] for v in sorted(solve(last))}
 
 
-def _left(rows: FloatArray) -> FloatArray:
+def _measure_unknown(rows: FloatArray) -> FloatArray:
     """Return [n], the share of the variance of each node's first vector that these rows leave unknown.
 
     y(0) ~ N(0, 1), noise ROUNDING: a singular direction with value s leaves e^2 / (s^2 + e^2).

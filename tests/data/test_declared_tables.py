@@ -279,7 +279,7 @@ def test_a_declaration_that_contradicts_itself_is_refused(keys: dict[str, Any], 
 @pytest.mark.parametrize("knots", [[-1e308, 0.0, 1e308], [0.0, 5e-324, 1e-323]])
 def test_knots_whose_distance_is_no_number_cost_a_cell_and_not_the_command(knots: list[float]) -> None:
     with pytest.raises(ValueError, match="'3e38' has no spline of these knots"):
-        declared_columns({"a": {"spline": "b", "knots": knots}})["a"].made(["3e38"])
+        declared_columns({"a": {"spline": "b", "knots": knots}})["a"].compute(["3e38"])
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from fedgossip.core.machine import Terms
 from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.core.task import Job
 from fedgossip.data.data import load, split
-from fedgossip.data.partitions import kept_apart
+from fedgossip.data.partitions import hold_out
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 
 @given(st.integers(1, 200), st.floats(0.01, 0.99), st.integers(0, 9))
 def test_no_example_is_trained_on_and_tested_on(count: int, share: float, seed: int) -> None:
     owned = {3: np.arange(100, 100 + count)}
-    train, test = kept_apart(owned, share, seed)
+    train, test = hold_out(owned, share, seed)
     assert sorted([*train[3], *test[3]]) == list(owned[3])
     assert len(train[3]) >= 1 and (count == 1 or len(test[3]) >= 1)
     assert abs(len(test[3]) - share * count) <= 1

@@ -20,7 +20,7 @@ from fedgossip.core.task import Job
 from fedgossip.data import text
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.ragged import IGNORED, Ragged, of_rows
+from fedgossip.data.ragged import IGNORED, Ragged, from_rows
 from fedgossip.drivers.local import run_local
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
@@ -103,9 +103,9 @@ def test_padding_is_behind_the_line_and_no_label(tmp_path: Path) -> None:
 
 def test_rows_are_taken_and_joined_as_lists_of_them_are(tmp_path: Path) -> None:
     rows = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
-    ragged = of_rows(rows, (2, 4), 0)
+    ragged = from_rows(rows, (2, 4), 0)
     places = np.array([3, 1, 1])
-    assert [part[part > 0].tolist() for part in ragged.taken(places)[:]] == [rows[place] for place in places]
+    assert [part[part > 0].tolist() for part in ragged.take(places)[:]] == [rows[place] for place in places]
     assert ragged.lengths.tolist() == [3, 1, 2, 4] and ragged.bucket.tolist() == [1, 0, 0, 1]
     assert ragged.padding_share() == pytest.approx(1 - 10 / 12)
     assert ragged.padded(np.empty(0, np.int64)).shape == (0, 2)

@@ -16,7 +16,7 @@ from test_federated import Run, digits
 from fedgossip.algorithms.federated.names import make
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.task import Job, LocalTask
-from fedgossip.data.data import drawn_examples, load, split
+from fedgossip.data.data import draw_examples, load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.partitions import partition
 from fedgossip.learning.analytic import Quadratic
@@ -49,7 +49,7 @@ SIZES_OF = (64, 10), SIZES
 
 
 def common() -> Dataset:
-    return drawn_examples(split(load("digits"), 0.2, 0)[1], "random:45", 1)
+    return draw_examples(split(load("digits"), 0.2, 0)[1], "random:45", 1)
 
 
 def unlike(method: FedDF) -> UnlikeTasks:

@@ -17,7 +17,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.cli.run.run import facts as closing
 from fedgossip.core.gains import ALONE, PERSONAL, SHARED, gains_counted
 from fedgossip.core.records import PeerRow
-from fedgossip.data.partitions import kept_apart
+from fedgossip.data.partitions import hold_out
 from fedgossip.drivers.resume import resume
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
@@ -182,7 +182,7 @@ def one_untested(content: Content, examples: int = 1) -> tuple[fedgossip.Experim
     """Return an experiment of three, and its task: a site has `examples` and keeps all of them for its training."""
     one = fedgossip.load_experiment(content | {"data": {"local_test": 0.5}})
     found = examples_of(one, range(3), 3)
-    trained, kept = kept_apart(found.shares, 0.5, 1)
+    trained, kept = hold_out(found.shares, 0.5, 1)
     trained, kept = {**trained, 1: found.shares[1][:examples]}, {node: kept[node] for node in (0, 2)}
     return one, TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
 

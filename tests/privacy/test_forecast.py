@@ -414,7 +414,7 @@ def test_an_asynchronous_run_is_told_what_its_pairs_promise(command: Callable[..
     """And exchanges of peers that take turns, one a round each, are no worse than drawn ones."""
     said = command("forecast", "q.toml", "--level", "graph", "--set", "algorithm.mode=async", "path", "ring", "--json")
     told = {one["graph"]: one["round"] for one in json.loads(said.out)}
-    assert told["ring"] == pytest.approx(pairwise_rates(resolve("ring", 8)).of_a_round())
+    assert told["ring"] == pytest.approx(pairwise_rates(resolve("ring", 8)).compute_remaining())
     dry = command("run", "q.toml", "--dry-run", "--set", "algorithm.mode=async")
     assert f"leaves {told['ring']:.4f} of a disagreement" in dry.out
     experiment = {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.topology.topology import topology
 from fedgossip.topology import Mixing, Topology, build, resolve, resolve_schedule
-from fedgossip.topology.exposure import PRIME, Audit, Exchange, Situation, _in_field, _product, audit, worst
+from fedgossip.topology.exposure import PRIME, Audit, Exchange, Situation, _product, _reduce_to_field, audit, worst
 
 
 def audited(graph: str, n: int | None = None, rounds: int = 20, colluding: int = 1) -> Audit:
@@ -26,7 +26,7 @@ def audited(graph: str, n: int | None = None, rounds: int = 20, colluding: int =
 
 def counts(found: Audit, exchange: Exchange, situation: Situation, what: str = "exact") -> tuple[int, int]:
     """The fewest and the most nodes that are exposed to one set."""
-    sizes = [len(victims) for victims in getattr(found.of(exchange, situation), what).values()]
+    sizes = [len(victims) for victims in getattr(found.find(exchange, situation), what).values()]
     return min(sizes), max(sizes)
 
 
@@ -50,13 +50,13 @@ def test_a_node_alone_needs_fifteen_rounds_of_sums_and_numbers_that_nobody_has()
     """One equation a round: 16 unknowns, of which one is its own.  Rounding hides what is left of the differences."""
     found = audited("regular:4", 16, rounds=20)
     assert counts(found, "sums", "averaging") == (15, 15)
-    assert {max(victims.values()) for victims in found.of("sums", "averaging").exact.values()} == {15}
+    assert {max(victims.values()) for victims in found.find("sums", "averaging").exact.values()} == {15}
     assert counts(found, "sums", "averaging", "float32") == (0, 0)
 
 
 def test_on_a_torus_of_sixteen_sums_isolate_the_node_opposite() -> None:
     """It is a hypercube: at distance 4 there is one node, and its vector comes by itself after 4 rounds."""
-    found = audited("torus:4x4").of("sums", "averaging")
+    found = audited("torus:4x4").find("sums", "averaging")
     for (node,), victims in found.float32.items():
         row, column = divmod(node, 4)
         assert victims == {(row + 2) % 4 * 4 + (column + 2) % 4: 4}
@@ -66,14 +66,14 @@ def test_on_a_torus_of_sixteen_sums_isolate_the_node_opposite() -> None:
 def test_a_node_with_one_neighbour_has_its_model_whatever_is_summed() -> None:
     found = audited("star", 6, rounds=3)
     for situation in ("averaging", "training"):
-        exposed = found.of("sums", situation).exact  # type: ignore[arg-type]
+        exposed = found.find("sums", situation).exact  # type: ignore[arg-type]
         assert {node: victims for (node,), victims in exposed.items()} == {0: {}} | {k: {0: 1} for k in range(1, 6)}
 
 
 def test_with_training_between_plain_gossip_exposes_the_neighbours_and_sums_nobody() -> None:
     found = audited("regular:4", 16)
     graph = resolve("regular:4", 16, seed=1)
-    clear = found.of("clear", "training").exact
+    clear = found.find("clear", "training").exact
     assert clear == {(node,): dict.fromkeys(graph.neighbours(node), 1) for node in range(16)}
     assert counts(found, "sums", "training") == (0, 0)
 
@@ -81,12 +81,12 @@ def test_with_training_between_plain_gossip_exposes_the_neighbours_and_sums_nobo
 def test_a_receiver_and_all_its_neighbours_but_one_have_the_last_ones_model() -> None:
     """The petersen graph, of degree 3: three nodes do; two never, for no two have two neighbours in common."""
     graph = resolve("petersen")
-    three = audited("petersen", rounds=2, colluding=3).of("sums", "training").exact
+    three = audited("petersen", rounds=2, colluding=3).find("sums", "training").exact
     for node in range(10):
         for pair in combinations(graph.neighbours(node), 2):
             (last,) = set(graph.neighbours(node)) - set(pair)
             assert last in three[tuple(sorted((node, *pair)))]
-    assert not any(audited("petersen", rounds=2, colluding=2).of("sums", "training").exact.values())
+    assert not any(audited("petersen", rounds=2, colluding=2).find("sums", "training").exact.values())
 
 
 def test_other_graphs_in_other_rounds_show_other_neighbours() -> None:
@@ -138,7 +138,7 @@ def by_fractions(graph: Topology, rounds: int, node: int, *, sums: bool) -> set[
 @given(st.integers(0, 2**32), st.integers(1, 5), st.booleans())
 def test_the_prime_field_says_what_fractions_say(seed: int, rounds: int, sums: bool) -> None:
     graph = resolve("erdos-renyi:0.6", 7, seed=seed)
-    found = audit(build(graph, "metropolis"), rounds).of("sums" if sums else "clear", "averaging").exact
+    found = audit(build(graph, "metropolis"), rounds).find("sums" if sums else "clear", "averaging").exact
     for node in (0, 3):
         assert set(found[(node,)]) == by_fractions(graph, rounds, node, sums=sums)
 
@@ -155,7 +155,7 @@ def test_counts_only_grow_with_the_rounds_and_the_first_round_is_the_first() -> 
 def test_a_sum_in_which_one_weighs_nearly_all_is_as_good_as_its_vector() -> None:
     """Not in the span, and known to 1 % all the same: 1 / 1000 of the weight is another's."""
     weights = np.array([[0.5, 0.4995, 0.0005], [0.4995, 0.5, 0.0005], [0.0005, 0.0005, 0.999]])
-    found = audit(Mixing.from_matrix(weights), 1).of("sums", "averaging")
+    found = audit(Mixing.from_matrix(weights), 1).find("sums", "averaging")
     assert found.exact[(0,)] == {} and found.float32[(0,)] == {1: 1}
 
 
@@ -167,7 +167,7 @@ def test_products_in_the_field_do_not_overflow() -> None:
 
 
 def test_a_third_is_a_third_in_the_field() -> None:
-    W = _in_field(build(resolve("ring", 5), "metropolis"))
+    W = _reduce_to_field(build(resolve("ring", 5), "metropolis"))
     assert {int(w) * 3 % PRIME for w in W.ravel() if w} == {1}
     assert (W.sum(axis=1) % PRIME == 1).all()
 
@@ -182,7 +182,7 @@ def test_too_many_sets_become_those_of_neighbours() -> None:
     found = audited("regular:3", 40, rounds=1, colluding=3)
     assert not found.all_sets and 0 < found.sets <= 1000
     graph = resolve("regular:3", 40, seed=1)
-    for curious in found.of("sums", "training").exact:
+    for curious in found.find("sums", "training").exact:
         assert any(set(curious) <= {node, *graph.neighbours(node)} for node in range(40))
 
 

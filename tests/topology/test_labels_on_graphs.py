@@ -53,7 +53,7 @@ def test_a_random_regular_graph_leaves_the_published_share_by_chance(degree, pri
     """n = 100, one class each: ((||W||_F^2 - 1)/(n - 1)) 0.9; 2000 placements meet it, 5 standard errors."""
     mixing, P = build(resolve(f"regular:{degree}", 100)), one_class_each(100)
     assert h.expected(mixing, P) == pytest.approx(printed, abs=5.1e-9)
-    drawn = h.drawn(mixing, P, 2000, 1)
+    drawn = h.draw_placements(mixing, P, 2000, 1)
     assert drawn.mean() == pytest.approx(printed, abs=5 * drawn.std() / 2000**0.5)
     assert h.label_heterogeneity(mixing, P) == pytest.approx(plain(mixing.matrix(), P), abs=1e-14)
 
@@ -265,7 +265,7 @@ def test_energies_of_the_modes_add_up_to_the_heterogeneity(spec, seed):
 )
 def test_what_is_left_of_the_modes_is_the_published_worst_and_the_typical(spec, n, most, alike):
     schedule = resolve_schedule(spec, n)
-    left = heterogeneity.left_of_modes(schedule)
+    left = heterogeneity.compute_remaining_modes(schedule)
     assert len(left) == schedule.n - 1 and np.abs(left).max() == pytest.approx(most, abs=1e-8)
     assert (np.ptp(left) < 1e-9) == alike
     if isinstance(schedule, Mixing):

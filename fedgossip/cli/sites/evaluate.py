@@ -224,7 +224,7 @@ def _together(
     as_json: bool,
 ) -> int:
     from fedgossip.base.errors import ConfigError, PeerError
-    from fedgossip.data.agreed.sums_task import from_system
+    from fedgossip.data.agreed.sums_task import draw_system_entropy
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.models.model_files import find_folder
     from fedgossip.net.transport import OTHER_MODEL
@@ -237,7 +237,7 @@ def _together(
     if path.exists() and not (known.dry_run or known.goes_on):
         advice = "Remove it to judge again; two evaluations by almost the same sites reveal the sites that differ."
         raise ConfigError(f"{path}: judged already", advice)
-    held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
+    held, draw = held_by(plan, known, site), draw_system_entropy if known.endpoints else from_seed(plan)
     plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
 
     def write(vector: Any, _record: Record) -> None:

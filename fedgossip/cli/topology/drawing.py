@@ -197,10 +197,10 @@ def heterogeneity(
     from fedgossip.topology.spectra.heterogeneity import (
         MOST_PLACED,
         alone,
-        drawn,
+        compute_remaining_noise,
+        draw_placements,
         expected,
         label_heterogeneity,
-        left_of_noise,
         placed,
     )
 
@@ -208,11 +208,13 @@ def heterogeneity(
     rows = []
     for name in graph:
         mixing = one_graph(name, len(shares), weights, seed)
-        least = float(drawn(mixing, shares, DRAWS, seed).min())
+        least = float(draw_placements(mixing, shares, DRAWS, seed).min())
         best = placed(mixing, shares)[1] if mixing.n <= MOST_PLACED else None
         here = {"graph": name, "alone": alone(shares), "as_placed": label_heterogeneity(mixing, shares)}
         row = {**here, "expected": expected(mixing, shares), "drawn_least": least, "best": best}
-        rows.append(row if noise is None else {**row, "noise": noise * left_of_noise(mixing), "noise_alone": noise})
+        rows.append(
+            row if noise is None else {**row, "noise": noise * compute_remaining_noise(mixing), "noise_alone": noise}
+        )
     if as_json:
         echo_json(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
         return
@@ -280,12 +282,12 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
 def draw_modes(schedule: Schedule, title: str, experiment: Path | None, place: Path) -> None:
     """Draw the remainder of each mode, and with an experiment the share of its peers' labels in each."""
     from fedgossip.topology import Mixing
-    from fedgossip.topology.spectra.heterogeneity import energies, left_of_modes
+    from fedgossip.topology.spectra.heterogeneity import compute_remaining_modes, energies
 
     check_format(place)
     energy = None
     if experiment is None:
-        values = left_of_modes(schedule)
+        values = compute_remaining_modes(schedule)
     elif isinstance(schedule, Mixing):
         values, energy = energies(schedule, _shares(experiment, schedule.n))
     else:

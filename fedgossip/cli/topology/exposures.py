@@ -63,15 +63,15 @@ def verdict(audit: Audit, schedule: Schedule, reason: str | None) -> list[str]:
     name = schedule.mixing(0).topology.label
     lines = [_plain(audit, name)]
     if reason:
-        return [*lines, f"{reason[0].upper()}{reason[1:]}.{_in_sums(audit.of('sums', 'training'), name)}"]
+        return [*lines, f"{reason[0].upper()}{reason[1:]}.{_in_sums(audit.find('sums', 'training'), name)}"]
     lines.append(_training(audit, name))
-    lines += _averaging(audit.of("sums", "averaging"), name)
+    lines += _averaging(audit.find("sums", "averaging"), name)
     return [*lines, _pooled(schedule)]
 
 
 def _plain(audit: Audit, name: Name) -> str:
-    curious, near = worst(audit.of("clear", "training").exact)
-    _, solved = worst(audit.of("clear", "averaging").float32)
+    curious, near = worst(audit.find("clear", "training").exact)
+    _, solved = worst(audit.find("clear", "averaging").float32)
     seen = f"Plain gossip: {_names(curious, name)} {_sees(curious)} {_counted(len(near), 'model')} as they are"
     return f"{seen}; by averaging alone up to {_counted(len(solved), 'first vector')} can be solved for."
 
@@ -82,7 +82,7 @@ def _in_sums(exposure: Exposure, name: Name) -> str:
 
 
 def _training(audit: Audit, name: Name) -> str:
-    exposure = audit.of("sums", "training")
+    exposure = audit.find("sums", "training")
     curious, victims = worst(exposure.exact)
     if not victims:
         who = "no node" if audit.colluding == 1 else f"no {audit.colluding} nodes together"

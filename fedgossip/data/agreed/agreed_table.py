@@ -34,7 +34,14 @@ from fedgossip.data.agreed.column_sums import (
     moments_of,
     second_sums,
 )
-from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, encoded, from_system, named_places, read_sums_file
+from fedgossip.data.agreed.sums_task import (
+    Draw,
+    PooledSumsTask,
+    draw_system_entropy,
+    encoded,
+    find_places,
+    read_sums_file,
+)
 from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, round_moments
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted
 from fedgossip.data.columns.table_schema import (
@@ -45,7 +52,7 @@ from fedgossip.data.columns.table_schema import (
     SchemaColumn,
     SiteColumns,
     TableSchema,
-    found_columns,
+    find_columns,
     number_of,
     options_of,
     read_features,
@@ -212,9 +219,9 @@ def agreed_of(
         numbers = {name: SITES if name[1:2] == ("at",) else value for name, value in numbers.items()}
     layout = SumLayout(schema, noise)
     columns = tuple(
-        _of_categories(one, numbers, suppress) if one.categories
+        _agree_categories(one, numbers, suppress) if one.categories
         else _noisy_numbers(one, numbers, suppress) if noise
-        else _of_numbers(one, numbers, suppress, common, levels)
+        else _agree_numbers(one, numbers, suppress, common, levels)
         for one in schema.columns
     )  # fmt: skip
     if schema.missing == INDICATOR:
@@ -243,7 +250,7 @@ def _indicated(column: AgreedColumn, numbers: Numbers, suppress: int) -> AgreedC
     return msgspec.structs.replace(column, indicated=True) if enough and there else column
 
 
-def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+def _agree_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
     missing, records = numbers[column.name, "missing"], max(0, numbers["records",])
     counts = [numbers[column.name, "of", category] for category in column.categories]
     few = tuple(one for one in column.categories if 0 < numbers[column.name, "at", one] < SITES)
@@ -268,7 +275,7 @@ def _without(cells: Sequence[int], hidden: Collection[int]) -> list[int | None]:
     return [None if place in hidden else count for place, count in enumerate(cells)]
 
 
-def _of_numbers(
+def _agree_numbers(
     column: SchemaColumn, numbers: Numbers, suppress: int, common: Common | None, levels: int
 ) -> AgreedColumn:
     edges = edges_of(column, numbers)
@@ -288,13 +295,13 @@ def _of_numbers(
         levels=published.values if published.values <= levels else 0,
         rare=0 < published.values <= levels and any(is_small(count, suppress) for count in counts),
     )  # fmt: skip
-    return _with_histogram(found, shown, numbers["records",], edges, suppress) if published.edges else found
+    return _add_histogram(found, shown, numbers["records",], edges, suppress) if published.edges else found
 
 
 def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
     """Return the moments of a column of the common test file, which all sites have."""
     table = CsvColumns(options_of(test)[0]).declared({column.name: column.declared})
-    place = found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name]
+    place = find_columns(table, [EncodedColumn(column.name, column.unit)])[column.name]
     there = [row for row, cell in enumerate(table.words(place)) if not is_missing(cell)]
     values = np.array([number_of(table, row, place) for row in there])
     if not len(values):
@@ -309,7 +316,7 @@ def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float,
     return found.mean, found.deviation or 1.0
 
 
-def _with_histogram(
+def _add_histogram(
     column: AgreedColumn, published: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
 ) -> AgreedColumn:
     ends = np.array([edges[0], *edges, edges[-1]])
@@ -337,7 +344,7 @@ def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
         mean=moments.mean, deviation=moments.deviation,
     )  # fmt: skip
     published = _without(counts, hidden_places(counts, suppress))
-    return _with_histogram(found, published, sum(counts) + missing, edges, suppress)
+    return _add_histogram(found, published, sum(counts) + missing, edges, suppress)
 
 
 def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
@@ -411,7 +418,7 @@ def read_clusters(path: Path | TableFile, agreed: AgreedTable, name: str) -> npt
     """
     table = SiteColumns(path, agreed.schema).table
     unit = next((unit for one, unit in map(parted, table.header) if one == name), "")
-    place = found_columns(table, [EncodedColumn(name, unit)])[name]
+    place = find_columns(table, [EncodedColumn(name, unit)])[name]
     cells = list(table.words(place))
     if empty := [row for row, cell in enumerate(cells) if is_missing(cell)]:
         raise refused(table, empty[0], place, "nothing there", "Fill the cell, or leave the row out.")
@@ -494,7 +501,7 @@ class StatisticsTask(PooledSumsTask):
         schema: TableSchema,
         sites: Mapping[NodeId, SiteColumns],
         noise: float = 0.0,
-        draw: Draw = from_system,
+        draw: Draw = draw_system_entropy,
         common: Common | None = None,
         levels: int = LEVELS,
     ) -> None:
@@ -549,7 +556,7 @@ class StatisticsTask(PooledSumsTask):
         return second_sums(site, pooled, noisy=self.layout.noise > 0)
 
     def places(self, round: int) -> npt.NDArray[np.bool_]:
-        return named_places(self.layout.bounds, lambda name: (name[1:2] in (("bin",), ("of",))) == (round == 1))
+        return find_places(self.layout.bounds, lambda name: (name[1:2] in (("bin",), ("of",))) == (round == 1))
 
     def counts(self) -> npt.NDArray[np.bool_]:
-        return named_places(self.layout.bounds, lambda name: not self.layout.noise and name[1:2] != ("sum",))
+        return find_places(self.layout.bounds, lambda name: not self.layout.noise and name[1:2] != ("sum",))

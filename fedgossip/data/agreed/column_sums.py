@@ -278,12 +278,12 @@ def first_sums(site: SiteColumns) -> dict[Name, int]:
         if one.categories:
             found |= {(one.name, "at", category): int(category in cells) for category in one.categories}
             continue
-        whole = _whole(one, site.numbers(one.name))
+        whole = _round_to_whole(one, site.numbers(one.name))
         found |= {(one.name, "sum"): sum(whole), (one.name, "squares"): sum(value * value for value in whole)}
     return found
 
 
-def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[int]:
+def _round_to_whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[int]:
     shifted = [int(value) for value in np.rint(np.ldexp(values, shift_of(column))).tolist()]
     if max(map(abs, shifted), default=0) > 1 << PRECISION:
         text = f"column {column.name!r} has numbers beyond 2^{UNBOUNDED}"

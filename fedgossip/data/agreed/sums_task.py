@@ -34,7 +34,7 @@ Draw = Callable[[NodeId, int], Entropy]
 """Random bytes for the noise of a site in a round."""
 
 
-def from_system(_node: NodeId, _round: int) -> Entropy:
+def draw_system_entropy(_node: NodeId, _round: int) -> Entropy:
     """Return system randomness, for real sites; a simulation, which has no secrets, uses the seed."""
     return os.urandom
 
@@ -151,7 +151,7 @@ def _refused(round: int, why: str) -> RoundAbandoned:
     return RoundAbandoned(Reason.POINT, f"the coordinator asks in round {round}, and {why}")
 
 
-def named_places(
+def find_places(
     names: Mapping[tuple[str, ...], int], is_one: Callable[[tuple[str, ...]], bool]
 ) -> npt.NDArray[np.bool_]:
     """Return which names satisfy a predicate, in the order of the vector."""

@@ -279,7 +279,7 @@ def _exchange(
         moved[place] += more
         moved[other] -= more
         same = more and min(moved[place], moved[other]) >= 0 and hidden_places(moved, least) == hidden
-        if same and twins.there(moved, precision):
+        if same and twins.exists(moved, precision):
             return True
     return False
 
@@ -293,7 +293,7 @@ class Twins(Protocol):
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
         """Return whether moments of this precision disclose nothing about values within a bin."""
 
-    def there(self, cells: Sequence[int], precision: int) -> bool:
+    def exists(self, cells: Sequence[int], precision: int) -> bool:
         """Return whether a table with these counts of bins, followed by the empty cells, exists."""
 
 
@@ -312,7 +312,7 @@ class FineTwins:
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:  # noqa: ARG002
         return True
 
-    def there(self, cells: Sequence[int], precision: int) -> bool:  # noqa: ARG002
+    def exists(self, cells: Sequence[int], precision: int) -> bool:  # noqa: ARG002
         counts = np.array(cells[:-1], np.float64)
         mean, variance = float(self.sums.mean), float(self.sums.variance)
         n = counts.sum()
@@ -381,14 +381,14 @@ class CoarseTwins:
             return True
         return bool(precision) and self.sums.count * self.sums.step(precision) >= 8 * least * self._step
 
-    def there(self, cells: Sequence[int], precision: int) -> bool:
+    def exists(self, cells: Sequence[int], precision: int) -> bool:
         counts = cells[:-1]
         n = sum(counts)
         if not n or any(count and low > high for count, low, high in zip(counts, self._low, self._high, strict=True)):
             return False
         total, squares = (round(n * one) for one in self._each)
         squares += (squares - total) % 2
-        found = self._made(counts, total, squares)
+        found = self._build_sums(counts, total, squares)
         if found is None:
             return False
         if not precision:
@@ -408,7 +408,7 @@ class CoarseTwins:
         (top, low) = (step.numerator << 64, step.denominator)
         return ColumnSums(n, wholes[0] * top // low, wholes[1] * top * top // (low * low), 64)
 
-    def _made(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
+    def _build_sums(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
         """Return sum and sum of squares of whole numbers in bins close to the goal, or None."""
         place, bins = self._start(counts, squares)
         missing = total - sum(value * count for (_, value), count in place.items())

@@ -83,7 +83,7 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         """The columns that it is computed from; () for a column of the file."""
         return tuple(one.partition("=")[0] for one in self.product) or tuple(filter(None, [self.spline, self.log]))
 
-    def made(self, cells: Sequence[str]) -> str:
+    def compute(self, cells: Sequence[str]) -> str:
         """Return the cell computed from those of `made_of`, "" if one is missing.
 
         Raises ValueError for a cell that is no number.
@@ -322,7 +322,7 @@ def file_declaration(keys: Mapping[str, Any], where: str = "data.file") -> FileD
     return found
 
 
-def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredColumn]]:
+def read_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredColumn]]:
     """Return [file] and [columns.NAME] of the declaration file of a table, if any.
 
     Raises ConfigError for an unreadable one, and for declarations that all sites must share.

@@ -52,7 +52,7 @@ def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[
     Raises ConfigError, naming a missing column, another unit, or an invalid cell.
     """
     table = declared(table, encoding)
-    places = found_columns(table, encoding.columns, besides)
+    places = find_columns(table, encoding.columns, besides)
     return np.concatenate([_encoded_column(table, places[one.name], one) for one in encoding.columns], axis=1)
 
 
@@ -94,9 +94,7 @@ def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[EncodedC
     raise ConfigError(f"there is no column {name!r}", nearest(name, [one.name for one in columns]))
 
 
-def found_columns(
-    table: CsvColumns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()
-) -> Mapping[str, int]:
+def find_columns(table: CsvColumns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:
     """Return the index of each column in the table.
 
     Raises ConfigError naming all missing columns at once, for a duplicate one, and for another unit.
@@ -109,7 +107,9 @@ def found_columns(
     places = {one.name: exact.get(one.name, by_name.get(one.name, -1)) for one in columns}
     missing = [name for name, place in places.items() if place < 0]
     if missing:
-        raise ConfigError(f"{table.path}: no column {_several(missing)}", _others(table, missing[0], places, besides))
+        raise ConfigError(
+            f"{table.path}: no column {_several(missing)}", _suggest_names(table, missing[0], places, besides)
+        )
     for one in columns:
         unit = "" if one.name in exact else parted(table.header[places[one.name]])[1]
         if unit and unit != one.unit:
@@ -123,7 +123,7 @@ def _several(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
+def _suggest_names(table: CsvColumns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
     """Return the advice for a missing column: its likely names."""
     known = {place for place in places.values() if place >= 0}
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
@@ -131,10 +131,10 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
         return "The first line of the file names the columns."
     if not left:
         return "Every column that the model learned from is needed, by its name."
-    return f'{nearest(missing, left)}  Where it has another name, write it {in_file(missing)} aliases = ["NAME"]'
+    return f'{nearest(missing, left)}  Where it has another name, write it {describe_place(missing)} aliases = ["NAME"]'
 
 
-def in_file(name: str) -> str:
+def describe_place(name: str) -> str:
     """Return the place of a site's declaration for a column of its table."""
     return f"in TABLE.csv{OWN} next to the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
 
@@ -256,7 +256,7 @@ def schema_of(
     """
     file, options = options_of(test)
     path, known = file.path, declared_columns(declared)
-    table = CsvColumns(there(file)).declared({name: one for name, one in known.items() if one.rewrites})
+    table = CsvColumns(check_exists(file)).declared({name: one for name, one in known.items() if one.rewrites})
     labels = [name.strip() for name in options["label"].split(",")]
     dropped = {name for name in options.get("drop", "").split(",") if name} - {*table.left_out}
     heads = {parted(head)[0]: parted(head)[1] for head in table.header}
@@ -286,7 +286,7 @@ def no_file(path: Path, what: str = "file") -> ConfigError:
     return ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
 
 
-def there(file: TableFile | Path) -> TableFile | Path:
+def check_exists(file: TableFile | Path) -> TableFile | Path:
     """Return the file.  Raises ConfigError if it does not exist."""
     path = file if isinstance(file, Path) else file.path
     if not path.is_file():
@@ -295,7 +295,7 @@ def there(file: TableFile | Path) -> TableFile | Path:
 
 
 def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -> SchemaColumn:
-    place = found_columns(table, [EncodedColumn(name, unit)])[name]
+    place = find_columns(table, [EncodedColumn(name, unit)])[name]
     cells = [cell for cell in table.words(place) if not is_missing(cell)]
     if unit and declared.unit and unit != declared.unit:
         text = f"{table.path}: column {name!r} is in {unit}, and data.columns declares {declared.unit}"
@@ -306,10 +306,10 @@ def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -
             number_of(table, row, place)
     numbers = declared.is_number or declared.low is not None or all(map(is_number, cells))
     words = () if numbers else tuple(sorted({*cells, *filter(None, [declared.rest])}))
-    return _with_declared(SchemaColumn(name, declared.unit or unit, declared.levels or words), declared)
+    return _apply_declared(SchemaColumn(name, declared.unit or unit, declared.levels or words), declared)
 
 
-def _with_declared(column: SchemaColumn, declared: DeclaredColumn) -> SchemaColumn:
+def _apply_declared(column: SchemaColumn, declared: DeclaredColumn) -> SchemaColumn:
     low, high = (0.0, len(declared.order) - 1.0) if declared.order else (declared.low, declared.high)
     whole = msgspec.structs.replace(declared, categories=column.categories) if declared.rewrites else None
     return msgspec.structs.replace(column, low=low, high=high, declared=whole)
@@ -319,9 +319,9 @@ def _label(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn, ki
     found = _column(table, name, unit, declared)
     if kind != CLASSIFICATION:
         return msgspec.structs.replace(found, categories=(), label=True)
-    place = found_columns(table, [EncodedColumn(name, unit)])[name]
+    place = find_columns(table, [EncodedColumn(name, unit)])[name]
     classes = declared.levels or tuple(dict.fromkeys([*sorted_labels(table, place), *filter(None, [declared.rest])]))
-    only = _with_declared(SchemaColumn(found.name, found.unit, classes, label=True), declared)
+    only = _apply_declared(SchemaColumn(found.name, found.unit, classes, label=True), declared)
     return msgspec.structs.replace(only, low=None, high=None)
 
 
@@ -352,13 +352,13 @@ class SiteColumns:
     ) -> None:
         """`bad`: collects the cells that do not fit, which then count as empty; without it the first is an error."""
         self.schema, self._bad = schema, bad
-        self.table = CsvColumns(there(source)).declared({one.name: one.declared for one in schema.columns})
+        self.table = CsvColumns(check_exists(source)).declared({one.name: one.declared for one in schema.columns})
         rows = self.records = len(self.table)
         if rows < least:
             text = f"{self.table.path}: fewer than {least} records"
             raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
         encoded = [EncodedColumn(one.name, one.unit) for one in schema.columns]
-        self.places = found_columns(self.table, encoded)
+        self.places = find_columns(self.table, encoded)
         self.cells = {
             one.name: self._numbers(one) or [self._checked(one, row) for row in range(rows)] for one in schema.columns
         }
@@ -485,7 +485,7 @@ def likely_codes(site: SiteColumns) -> Iterator[str]:
             if far and counts[end] >= least and _CODE.fullmatch(f"{value:g}"):
                 cells = "1 cell" if counts[end] == 1 else f"{counts[end]} cells"
                 text = f"column {one.name!r}: {value:g} in {cells}, apart from all others: a code for nothing?"
-                yield f'{text}  Declare it {in_file(one.name)} missing = ["{value:g}"]'
+                yield f'{text}  Declare it {describe_place(one.name)} missing = ["{value:g}"]'
 
 
 def units_unlike(site: SiteColumns, test: str) -> Iterator[str]:

@@ -290,7 +290,7 @@ def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, ep
     Raises ConfigError for a user's loss, and other examples; TrainingError if it diverges.
     """
     facts = model.facts
-    if CODE.named_by(facts.loss):
+    if CODE.find_name(facts.loss):
         text = f"{facts.source} was trained by {facts.loss}, a loss of your own"
         raise ConfigError(text, "Leave --epochs out, and train the smaller model by an experiment.")
     objective = Objective(facts.kind, facts.loss, ("loss",))

@@ -158,8 +158,8 @@ def entropy(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 def exported_facts(facts: ModelFacts) -> ModelFacts:
     """Return the facts of an exported file: without those that only torch and users' modules need."""
     usual = objective_of(facts.kind, "", ())
-    metrics = tuple(name for name in facts.metrics if not CODE.named_by(name)) or usual.metrics
-    loss = usual.loss if CODE.named_by(facts.loss) else facts.loss
+    metrics = tuple(name for name in facts.metrics if not CODE.find_name(name)) or usual.metrics
+    loss = usual.loss if CODE.find_name(facts.loss) else facts.loss
     return msgspec.structs.replace(facts, metrics=metrics, loss=loss, lacks=(), own=(), code="", modules=())
 
 

@@ -260,7 +260,7 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     if kind == "cnn" and rest[:1].isdecimal():
         first, second, *hidden = _channels(source, rest)
         return _convolutional(source, tuple(shape), classes, (first, second), hidden)
-    if CODE.named_by(source) == source:
+    if CODE.find_name(source) == source:
         return None
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
 

@@ -281,7 +281,7 @@ class Recipe:
 
     @property
     def _functions(self) -> Sequence[str]:
-        return [*filter(None, [architectures.CODE.named_by(self.source)]), *self.objective.functions]
+        return [*filter(None, [architectures.CODE.find_name(self.source)]), *self.objective.functions]
 
     def code(self) -> dict[str, bytes]:
         """Return the user's modules by their paths in one folder."""

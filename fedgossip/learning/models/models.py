@@ -80,7 +80,7 @@ def has_terms(module: nn.Module) -> bool:
 
 def is_own(source: str) -> bool:
     """Whether a user's function builds the model."""
-    return bool(CODE.named_by(source))
+    return bool(CODE.find_name(source))
 
 
 def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | None, base: Path | None) -> nn.Module:

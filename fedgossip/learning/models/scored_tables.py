@@ -15,7 +15,7 @@ from fedgossip.base.cells import class_name, shorten
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.untrusted_text import cell_text
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted, plain
-from fedgossip.data.columns.table_schema import declared, found_columns, number_of, read_features
+from fedgossip.data.columns.table_schema import declared, find_columns, number_of, read_features
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.data import load
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
@@ -64,7 +64,7 @@ def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*table.whole_header, *added])
     for row, more in enumerate(zip(*added.values(), strict=True)):
-        writer.writerow([*table.whole_row(row), *more])
+        writer.writerow([*table.get_whole_row(row), *more])
     return text.getvalue()
 
 
@@ -83,7 +83,7 @@ def _encoding_of(model: DescribedModel) -> TableEncoding:
 
 def unknown_of(table: CsvColumns, encoding: TableEncoding, labels: Sequence[str]) -> Sequence[str]:
     """Return the columns of a table that a model neither reads nor predicts."""
-    known = set(found_columns(table, encoding.columns).values())
+    known = set(find_columns(table, encoding.columns).values())
     read = {*labels, *(of for one in encoding.columns if one.declared for of in one.declared.made_of)}
     return [name for place, name in enumerate(table.header) if place not in known and parted(name)[0] not in read]
 
@@ -103,7 +103,7 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
         return load(source, base=base, like=like, kind=model.facts.kind)
     table = declared(CsvColumns(path), _encoding_of(model))
     x = read_features(table, _encoding_of(model), model.facts.labels)
-    labels = found_columns(table, [EncodedColumn(name) for name in model.facts.labels])
+    labels = find_columns(table, [EncodedColumn(name) for name in model.facts.labels])
     if not labels:
         raise ConfigError(f"{path}: the model does not name its labels", "Use a source with labels.")
     places = [labels[name] for name in model.facts.labels]

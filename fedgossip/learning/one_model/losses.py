@@ -103,7 +103,7 @@ class Criterion:
 
     def _call_own(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         assert self._own is not None
-        found = custom.given_by(f"the loss {self.name}", self._own, outputs, labels)
+        found = custom.call_part(f"the loss {self.name}", self._own, outputs, labels)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
             advice = "It returns one number as a tensor: the mean over the batch, loss.mean()."

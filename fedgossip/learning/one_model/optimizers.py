@@ -20,7 +20,7 @@ from fedgossip.algorithms.descent.base import norm
 from fedgossip.algorithms.descent.methods import LAMB, LARS
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.limits import CalledWith
-from fedgossip.data.custom import function, given_by
+from fedgossip.data.custom import call_part, function
 from fedgossip.learning.settings import TrainSettings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba, Adam, ICLR 2015
@@ -95,7 +95,7 @@ def step(
     elif settings.weight_decay:
         gradient.add_(weights * settings.weight_decay)
     if settings.own_optimizer:
-        given_by(
+        call_part(
             f"train.optimizer = {settings.optimizer!r}", _find_own(settings.optimizer), weights, gradient, *slots, rate
         )
         return

@@ -219,7 +219,7 @@ def _wrap_own(metric: str, base: Path | None) -> Callable[[Array, Array], float]
     function = custom.function(name, base, METRIC)
 
     def measured(outputs: Array, labels: Array) -> float:
-        found = custom.given_by(f"the metric {name}", function, outputs, labels)
+        found = custom.call_part(f"the metric {name}", function, outputs, labels)
         try:
             value = float(found)
         except (TypeError, ValueError) as error:

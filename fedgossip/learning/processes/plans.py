@@ -84,7 +84,7 @@ def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:
 
 
 def _make_own_plan(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings) -> Plan:
-    plan = custom.beside(source, base, PLAN)
+    plan = custom.find_beside(source, base, PLAN)
     where = f"mesh.tensor = {mesh.tensor}: {source}"
     if plan is None:
         raise ConfigError(f"{where} has no plan of its layers", HOW)
@@ -92,7 +92,7 @@ def _make_own_plan(module: nn.Module, source: str, base: Path | None, mesh: Mesh
     how = {"sequence": True} if mesh.sequence else {}
     if how and "sequence" not in inspect.signature(plan).parameters:
         raise ConfigError(f"{where}: its plan knows no sequence", f"Write {PLAN}(module, sequence), or leave it out.")
-    found = custom.given_by(f"{where}: {PLAN}", plan, module, **how)
+    found = custom.call_part(f"{where}: {PLAN}", plan, module, **how)
     if not isinstance(found, Mapping) or not all(isinstance(style, ParallelStyle) for style in found.values()):
         raise ConfigError(f"{where}: {PLAN} gives no styles by the names of layers", HOW)
     known = [name for name, _ in module.named_modules()]
@@ -177,9 +177,9 @@ def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequ
 
 
 def _stages(module: nn.Module, source: str, base: Path | None, n: int, where: str) -> Sequence[nn.Module]:
-    if models.is_own(source) and (own := custom.beside(source, base, STAGES)):
+    if models.is_own(source) and (own := custom.find_beside(source, base, STAGES)):
         check_call(f"{source.partition(':')[0]}:{STAGES}", own, CalledWith(("module", "n"), HOW_STAGES))
-        found = custom.given_by(f"{where}: {STAGES}", own, module, n)
+        found = custom.call_part(f"{where}: {STAGES}", own, module, n)
         if not isinstance(found, Sequence) or len(found) != n or not all(isinstance(one, nn.Module) for one in found):
             raise ConfigError(f"{where}: {STAGES} gives no {n} modules", HOW_STAGES)
         return found

@@ -25,7 +25,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Terms
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.data.ragged import of_parts
+from fedgossip.data.ragged import from_parts
 from fedgossip.learning.many_nodes.stacked_engine import State
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model import devices
@@ -96,8 +96,8 @@ def examples_of(setup: Setup, board: SharedArrays) -> tuple[Dataset, Dataset]:
     train, test = (
         Dataset(
             name,
-            of_parts(views, f"{name}.x"),
-            of_parts(views, f"{name}.y"),
+            from_parts(views, f"{name}.x"),
+            from_parts(views, f"{name}.y"),
             setup.classes,
             vocabulary=setup.vocabulary,
             kind=setup.kind,

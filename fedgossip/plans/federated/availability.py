@@ -28,7 +28,7 @@ from fedgossip.base.cells import number_in
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
-from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.data.custom import call_part, function, is_function
 
 KEY = "coordinator.available"
 COLUMNS = ["client", "start", "end"]
@@ -241,7 +241,7 @@ class _Own:
     wanted: Callable[..., object]
 
     def __call__(self, node: NodeId, round: int) -> bool:
-        found = given_by(self.text, self.wanted, node, round)
+        found = call_part(self.text, self.wanted, node, round)
         if not isinstance(found, bool | np.bool_):
             what = f"{self.text} returned {found!r}"[:200] + f" for client {node} and round {round}"
             raise TrainingError(what, "Return True where the client can be invited, else False.")

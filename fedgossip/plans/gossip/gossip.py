@@ -400,7 +400,7 @@ def method_of(experiment: GossipExperiment) -> Method:
     name = experiment.algorithm.name
     if name == GIVEN:
         raise ConfigError("the algorithm was given in Python", "Call fedgossip.simulate with algorithm= again.")
-    return own(name, custom.function(name)) if ALGORITHM_CODE.named_by(name) else METHODS[name]
+    return own(name, custom.function(name)) if ALGORITHM_CODE.find_name(name) else METHODS[name]
 
 
 def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
@@ -419,7 +419,7 @@ def algorithm_of(experiment: GossipExperiment, context: GraphFacts) -> GossipAlg
     """Return the algorithm of a run.  Raises ConfigError."""
     name = experiment.algorithm.name
     made = partial(make, name, method_of(experiment), context, options_of(experiment))
-    if ALGORITHM_CODE.named_by(name):
+    if ALGORITHM_CODE.find_name(name):
         check_algorithm(name, made)
     return made()
 
@@ -427,7 +427,7 @@ def algorithm_of(experiment: GossipExperiment, context: GraphFacts) -> GossipAlg
 def options_of(experiment: GossipExperiment) -> dict[str, Any]:
     """Return the algorithm's options, with the user's own codec made if they name one.  Raises ConfigError."""
     options = dict(experiment.algorithm.options)
-    if experiment.algorithm.name in METHODS and CODEC_CODE.named_by(options.get("codec", "")):
+    if experiment.algorithm.name in METHODS and CODEC_CODE.find_name(options.get("codec", "")):
         options["codec"] = codec_named(options["codec"], "algorithm.options.codec")
     return options
 

@@ -118,7 +118,7 @@ def _promised(forecast: Forecast) -> str:
 
 
 def _promised_of_pairs(rates: PairwiseRates, exchanges: int) -> list[str]:
-    left = rates.of_a_round(exchanges)
+    left = rates.compute_remaining(exchanges)
     if left is None:
         return []
     counts = [_rounds(rates.rounds_to(share, exchanges)) for share in (0.5, 0.01)]
@@ -131,7 +131,7 @@ def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:
     """Return the rates of pairwise exchanges as plain data: of the squared distance per exchange, of the distance per
     round.
     """
-    return {"bound": rates.bound, "rate": rates.rate, "round": rates.of_a_round(exchanges)}
+    return {"bound": rates.bound, "rate": rates.rate, "round": rates.compute_remaining(exchanges)}
 
 
 def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[float]] | None:

@@ -62,12 +62,12 @@ YOURS = "The function is yours; see examples/own_graph.py."
 
 def is_own_graph(graph: str) -> bool:
     """Return whether a text names a function; a built-in family of that name takes precedence."""
-    return bool(GRAPH_CODE.named_by(graph))
+    return bool(GRAPH_CODE.find_name(graph))
 
 
 def is_own_weights(weights: str | None) -> bool:
     """Return whether a text names a function that returns weights."""
-    return bool(WEIGHTS_CODE.named_by(weights))
+    return bool(WEIGHTS_CODE.find_name(weights))
 
 
 def build_schedule(

@@ -25,7 +25,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row
 from fedgossip.core.roles import Role, Roles
 from fedgossip.core.task import Job, LocalTask, RowTask, Segment
-from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.data.custom import call_part, function, is_function
 from fedgossip.data.objectives import SPARSE
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.run_sections import ASYNC, SERVED
@@ -320,7 +320,7 @@ class OwnFilter:
         function(self.text, None, FILTER)
 
     def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
-        found = given_by(self.text, function(self.text), pushing, memory)
+        found = call_part(self.text, function(self.text), pushing, memory)
         rows = found[0] if isinstance(found, tuple) and len(found) == 2 else None
         if not isinstance(rows, Rows) or rows.values.size != rows.keys.size * pushing.gradient.matrix.shape[1]:
             text = f"{self.text} gives {type(found).__name__} of which no rows can be made"

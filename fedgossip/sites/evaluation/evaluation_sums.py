@@ -30,7 +30,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.column_sums import GRAIN, MOST, divided, grains_of, hidden
-from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
+from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, draw_system_entropy, find_places
 from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.secure.primitives import Entropy
@@ -482,7 +482,7 @@ class EvaluationTask(PooledSumsTask):
         layout: EvaluationLayout,
         sites: Mapping[NodeId, SiteAnswers],
         least: int,
-        draw: Draw = from_system,
+        draw: Draw = draw_system_entropy,
     ) -> None:
         super().__init__(layout.exact, layout.digest)
         self.layout, self._sites, self._least, self._draw = layout, sites, least, draw
@@ -503,11 +503,11 @@ class EvaluationTask(PooledSumsTask):
 
     def places(self, round: int) -> npt.NDArray[np.bool_]:
         noisy = self.layout.noise > 0
-        return named_places(self.layout.bounds, lambda name: noisy or (name[0] in ("sites", "at")) == (round == 0))
+        return find_places(self.layout.bounds, lambda name: noisy or (name[0] in ("sites", "at")) == (round == 0))
 
     def counts(self) -> npt.NDArray[np.bool_]:
         signed = {"sum", "score"}
-        return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
+        return find_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
 
     def _hidden(self, node: NodeId) -> Vector:
         if node not in self._sent:

@@ -16,7 +16,7 @@ from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import (
     categories_in,
     declared,
-    found_columns,
+    find_columns,
     number_of,
     read_features,
     refused,
@@ -63,7 +63,7 @@ def marks_of(table: CsvColumns, encoding: TableEncoding, bounds: Bounds) -> Mapp
     """
     table, known = declared(table, encoding), {name: (low, high) for name, low, high in bounds}
     found: list[list[str]] = [[] for _ in range(len(table))]
-    for column, place in zip(encoding.columns, found_columns(table, encoding.columns).values(), strict=True):
+    for column, place in zip(encoding.columns, find_columns(table, encoding.columns).values(), strict=True):
         for row, cell in enumerate(table.words(place)):
             if is_missing(cell):
                 found[row].append(f"{column.name} filled")
@@ -87,7 +87,7 @@ def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
     d = fit.design
     table = declared(CsvColumns(path), d.encoding)
     features = read_features(table, d.encoding, [d.outcome])
-    place = found_columns(table, [EncodedColumn(d.outcome, d.unit)])[d.outcome]
+    place = find_columns(table, [EncodedColumn(d.outcome, d.unit)])[d.outcome]
     if d.family == "logistic":
         y = class_places(table, place, d.classes).astype(np.float64)
     else:
@@ -138,7 +138,7 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     features = _features(fit, table)
     if not len(features):
         raise ConfigError(f"{path}: no records", "Name a table with the columns of the fit, its times and events.")
-    places = found_columns(table, [EncodedColumn(d.time, d.unit), EncodedColumn(d.event)])
+    places = find_columns(table, [EncodedColumn(d.time, d.unit), EncodedColumn(d.event)])
     times, events = (
         np.array([number_of(table, row, places[name]) for row in range(len(features))]) for name in (d.time, d.event)
     )
@@ -190,7 +190,7 @@ def _strata(fit: CoxFit, table: CsvColumns, features: Values) -> Whole:
     found = categories_in(features, d.strata_column, d.encoding.columns)
     if (found < 0).any():
         row = int(np.argmax(found < 0))
-        place = found_columns(table, d.encoding.columns)[d.strata_column]
+        place = find_columns(table, d.encoding.columns)[d.strata_column]
         raise refused(table, row, place, "nothing there", "Each stratum has a hazard of its own: fill the cell.")
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError, TooFewPeersError, TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.sums_task import Draw, from_system
+from fedgossip.data.agreed.sums_task import Draw, draw_system_entropy
 from fedgossip.data.objectives import EVALUATION
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.record_groups import file_of, group_rows, groups_of
@@ -109,7 +109,7 @@ def evaluation_task(
     experiment: Experiment,
     model: LoadedModel | None,
     held: Sequence[NodeId],
-    draw: Draw = from_system,
+    draw: Draw = draw_system_entropy,
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit; `model`: None
     without held sites.
@@ -179,9 +179,9 @@ def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tu
     share, mine = experiment.data.local_test, examples.shares[node]
     if not share:
         return mine, mine[:0]
-    from fedgossip.data.partitions import kept_apart
+    from fedgossip.data.partitions import hold_out
 
-    trained, kept = kept_apart({node: mine}, share, experiment.seed)
+    trained, kept = hold_out({node: mine}, share, experiment.seed)
     return kept[node], trained[node]
 
 

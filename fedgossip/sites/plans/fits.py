@@ -34,7 +34,7 @@ from fedgossip.data.agreed.agreed_table import (
     read_for_fit,
 )
 from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
-from fedgossip.data.agreed.sums_task import Draw, encoded, from_system
+from fedgossip.data.agreed.sums_task import Draw, draw_system_entropy, encoded
 from fedgossip.data.columns.table_schema import (
     DROP,
     FEDERATED,
@@ -539,7 +539,7 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
 
 
 def statistics_task(
-    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
+    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = draw_system_entropy
 ) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 

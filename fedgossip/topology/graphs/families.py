@@ -405,7 +405,7 @@ def dynamic(n: int, eta: float, seed: int) -> Random:
     A round leaves c^2 + s^2 - 2cs/(n-1) of sum ||x_i - mean||^2 in expectation, c = 1 - s, s = eta (n-1)/n.  Raises
     ConfigError for n < 2, and eta outside (0, 1].
     """
-    name = _named("equi-dynamic", n, eta)
+    name = _name_graph("equi-dynamic", n, eta)
     ids = np.arange(n, dtype=np.int64)
     given = eta * (n - 1) / n
 
@@ -426,7 +426,7 @@ def dynamic_pairs(n: int, eta: float, seed: int) -> Random:
     The expected remainder of a round is larger for a disagreement like one wave round the circle (`moment`).  Raises
     ConfigError as `dynamic`.
     """
-    name = _named("u-equi-dynamic", n, eta)
+    name = _name_graph("u-equi-dynamic", n, eta)
     given = eta * (n - 1) / n
 
     def draw(stream: np.random.Generator) -> Mixing:
@@ -468,7 +468,7 @@ def pairs_along(n: int, shift: int, start: int) -> IntArray:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def _named(word: str, n: int, eta: float) -> str:
+def _name_graph(word: str, n: int, eta: float) -> str:
     if n < 2 or not 0 < eta <= 1:
         raise ConfigError(f"{word}:{eta:g} of {n} nodes", f"Give 2 nodes or more and a share in (0, 1]: {word}:0.5.")
     return word if eta == ETA else f"{word}:{eta:g}"
@@ -519,7 +519,7 @@ def d_cliques(shares: FloatArray, size: int, between: str, seed: int) -> Topolog
     name = f"d-cliques:{size},{between}"
     if between not in BETWEEN or not 2 <= size <= n // 2:
         raise ConfigError(f"{name} of {n} nodes", f"Give 2 to {max(2, n // 2)} nodes per clique, and ring or full.")
-    members = _alike(shares, np.array_split(seeds.stream(seed, "d-cliques", n).permutation(n), n // size))
+    members = _balance(shares, np.array_split(seeds.stream(seed, "d-cliques", n).permutation(n), n // size))
     edges = [pair for clique in members for pair in itertools.combinations(clique, 2)]
     ties = _ring(len(members)) if between == "ring" else list(itertools.combinations(range(len(members)), 2))
     used = [0] * len(members)
@@ -533,7 +533,7 @@ def _ring(count: int) -> list[tuple[int, int]]:
     return [(k, (k + 1) % count) for k in range(count)] if count > 2 else [(0, 1)]
 
 
-def _alike(shares: FloatArray, cliques: list[IntArray]) -> list[list[int]]:
+def _balance(shares: FloatArray, cliques: list[IntArray]) -> list[list[int]]:
     """Swap nodes between cliques while this moves their mean shares closer to the common mean."""
     mean = shares.mean(axis=0)
     off = [shares[clique].mean(axis=0) - mean for clique in cliques]

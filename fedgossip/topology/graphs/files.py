@@ -78,11 +78,11 @@ def load(path: Path | str) -> Topology:
     place = Path(path)
     if place.suffix == ".toml":
         return load_toml(place)
-    given = given_graph(place)
+    given = parse_graph(place)
     return topology_of(given, place) if given.weights is None else mixing_of(given, place).topology
 
 
-def given_graph(path: Path) -> GivenGraph:
+def parse_graph(path: Path) -> GivenGraph:
     """Parse a graph file of another program, or a list of edges.  Raises ConfigError."""
     text = text_of(path)
     return graph_formats.read(path, text) or listed(path, text)
@@ -93,7 +93,7 @@ def load_weighted(path: Path | str) -> Mixing:
 
     Raises ConfigError, naming the line, for other words, loops and repeated edges.
     """
-    given = given_graph(Path(path))
+    given = parse_graph(Path(path))
     if given.weights is None:
         raise ConfigError(f"{path}: no weights", "Write: u v 0.25.")
     return mixing_of(given, Path(path))
@@ -126,7 +126,7 @@ def load_mixing(path: Path | str) -> Mixing | None:
     """
     place = Path(path)
     if place.suffix != ".toml":
-        given = given_graph(place)
+        given = parse_graph(place)
         return None if given.weights is None else mixing_of(given, place)
     described = read(place)
     if described.arcs is None:
@@ -289,7 +289,7 @@ def _check(expect: Expect, topology: Topology, path: Path, mixing: Mixing | None
     for key, expected in msgspec.structs.asdict(expect).items():
         if expected is None:
             continue
-        found = _found(key, topology, mixing)
+        found = _measure(key, topology, mixing)
         near = isinstance(expected, float) and found is not None and abs(found - expected) <= NEAR
         if not near and found != expected:
             raise ConfigError(
@@ -298,7 +298,7 @@ def _check(expect: Expect, topology: Topology, path: Path, mixing: Mixing | None
             )
 
 
-def _found(key: str, topology: Topology, mixing: Mixing | None) -> Any:
+def _measure(key: str, topology: Topology, mixing: Mixing | None) -> Any:
     counted = {"n": topology.n, "edges": len(topology.edges)}
     if key in counted:
         return counted[key]

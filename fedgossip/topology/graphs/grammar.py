@@ -201,29 +201,29 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def _sized(make: Callable[[int], Topology]) -> Callable[[Request], Topology]:
-    def made(request: Request) -> Topology:
+    def make_graph(request: Request) -> Topology:
         request.plain()
         return make(request.size())
 
-    return made
+    return make_graph
 
 
-def _named(make: Callable[[], Topology]) -> Callable[[Request], Topology]:
-    def made(request: Request) -> Topology:
+def _wrap_fixed(make: Callable[[], Topology]) -> Callable[[Request], Topology]:
+    def make_graph(request: Request) -> Topology:
         request.plain()
         return request.fixed(make())
 
-    return made
+    return make_graph
 
 
 def _lattice(make: Callable[[int, int], Topology]) -> Callable[[Request], Topology]:
-    def made(request: Request) -> Topology:
+    def make_graph(request: Request) -> Topology:
         if not request.arguments:
             return make(*families.most_square(request.size()))
         rows, columns = request.numbers(int, 2, separator="x")
         return request.fixed(make(rows, columns))
 
-    return made
+    return make_graph
 
 
 def _circulant(request: Request) -> Topology:
@@ -260,11 +260,11 @@ def _barbell(request: Request) -> Topology:
 
 
 def _cycle(make: Callable[[int], Schedule]) -> Callable[[Request], Schedule]:
-    def made(request: Request) -> Schedule:
+    def make_graph(request: Request) -> Schedule:
         request.plain()
         return make(request.size())
 
-    return made
+    return make_graph
 
 
 def _matching(request: Request) -> Schedule:
@@ -302,18 +302,18 @@ def _kautz(request: Request) -> Mixing:
 
 
 def _equi_static(both_ways: bool) -> Callable[[Request], Mixing]:
-    def made(request: Request) -> Mixing:
+    def make_graph(request: Request) -> Mixing:
         return families.static(request.size(), request.numbers(int, 1)[0], request.seed, both_ways)
 
-    return made
+    return make_graph
 
 
 def _equi_dynamic(make: Callable[[int, float, int], Schedule]) -> Callable[[Request], Schedule]:
-    def made(request: Request) -> Schedule:
+    def make_graph(request: Request) -> Schedule:
         eta = request.numbers(float, 1)[0] if request.arguments else families.ETA
         return make(request.size(), eta, request.seed)
 
-    return made
+    return make_graph
 
 
 def _matcha(request: Request) -> Schedule:
@@ -390,9 +390,9 @@ FAMILIES: dict[str, Family] = {
     "tree": Family("tree or tree:2", "each node with 2 below it", _tree),
     "two-cliques": Family("two-cliques", "two complete halves joined by one edge", _sized(families.two_cliques)),
     "barbell": Family("barbell:5,0", "two complete graphs of 5, 0 nodes between them", _barbell),
-    "petersen": Family("petersen", "10 nodes of degree 3, any two at most 2 apart", _named(families.petersen)),
-    "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
-    "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
+    "petersen": Family("petersen", "10 nodes of degree 3, any two at most 2 apart", _wrap_fixed(families.petersen)),
+    "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _wrap_fixed(families.heawood)),
+    "icosahedron": Family("icosahedron", "12 nodes of degree 5", _wrap_fixed(families.icosahedron)),
     "spanning-tree": Family("spanning-tree:karate", "a tree of shortest ways out of a graph", _spanning_tree),
     "none": Family("none", "no edge: every node learns alone", _sized(families.empty)),
 }

@@ -291,12 +291,12 @@ FEW_ENTRIES = 1 << 16
 
 
 def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
-    starts, ids, _ = in_rows(n, rows, columns, np.empty(len(rows), np.int8))
+    starts, ids, _ = group_by_row(n, rows, columns, np.empty(len(rows), np.int8))
     ids.flags.writeable = starts.flags.writeable = False
     return starts, ids
 
 
-def in_rows(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
+def group_by_row(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
     """Return entries grouped by row, columns ascending in each: (starts [n + 1], columns, values); each entry occurs
     once.
 

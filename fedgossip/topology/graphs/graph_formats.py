@@ -94,9 +94,9 @@ def _xml(path: Path, text: str) -> GivenGraph:
     kind = root.tag.rpartition("}")[2].lower()
     whole = ElementTree.tostring(root, encoding="unicode")
     if kind == "graphml":
-        return _of_networkx(nx.parse_graphml(whole), path)
+        return _from_networkx(nx.parse_graphml(whole), path)
     if kind == "gexf":
-        return _of_networkx(nx.read_gexf(io.BytesIO(whole.encode())), path)
+        return _from_networkx(nx.read_gexf(io.BytesIO(whole.encode())), path)
     raise ConfigError(f"{path}: XML of {kind!r}, neither graphml nor gexf", "Give GraphML or GEXF.")
 
 
@@ -107,16 +107,16 @@ def _gml(path: Path, text: str) -> GivenGraph:
         graph = nx.parse_gml(text, label="label")
     except nx.NetworkXError:  # nodes without a label, or of one: their ids are their names
         graph = nx.parse_gml(text, label="id")
-    return _of_networkx(graph, path)
+    return _from_networkx(graph, path)
 
 
-def _of_networkx(graph: Any, path: Path) -> GivenGraph:
+def _from_networkx(graph: Any, path: Path) -> GivenGraph:
     edges = [(str(u), str(v)) for u, v in graph.edges()]
     weights = [data.get("weight") for _, _, data in graph.edges(data=True)]
     nodes = tuple(map(str, graph.nodes))
     if len(set(nodes)) < len(nodes):
         raise ConfigError(f"{path}: two nodes have one name", "Give each a name of its own.")
-    return _given(path, nodes, edges, weights, directed=graph.is_directed())
+    return _make_graph(path, nodes, edges, weights, directed=graph.is_directed())
 
 
 def _adjacency_list(path: Path, text: str) -> GivenGraph:
@@ -125,7 +125,7 @@ def _adjacency_list(path: Path, text: str) -> GivenGraph:
         raise ConfigError(f"{path}: {wrong!r}: a comment stands in a line of its own", "Write it as edges, u v.")
     nodes = tuple(dict.fromkeys(word for words in lines for word in words))
     edges = [(words[0], other) for words in lines for other in words[1:]]
-    return _given(path, nodes, edges, [None] * len(edges), directed=False)
+    return _make_graph(path, nodes, edges, [None] * len(edges), directed=False)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _json(path: Path, text: str) -> GivenGraph:
         raise ConfigError(f"{path}: neither links nor adjacency", "Write networkx.node_link_data(graph).")
     if links is not None:
         edges = [(str(one.source), str(one.target)) for one in links]
-        return _given(path, nodes, edges, [one.weight for one in links], directed=found.directed)
+        return _make_graph(path, nodes, edges, [one.weight for one in links], directed=found.directed)
     rows = found.adjacency or []
     if len(rows) != len(nodes):
         raise ConfigError(f"{path}: {len(nodes)} nodes, and neighbours of {len(rows)}", "Give a list for each node.")
@@ -173,7 +173,7 @@ def _json(path: Path, text: str) -> GivenGraph:
     if not found.directed:  # each edge is listed at both ends
         once = {frozenset((u, v)): (u, v, weight) for u, v, weight in both}
         both = list(once.values())
-    return _given(path, nodes, [(u, v) for u, v, _ in both], [w for _, _, w in both], directed=found.directed)
+    return _make_graph(path, nodes, [(u, v) for u, v, _ in both], [w for _, _, w in both], directed=found.directed)
 
 
 # --- Matrix Market ----------------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ def _matrix(path: Path, text: str) -> GivenGraph:
     kept = {(u, v): value for (u, v), value in found.items() if not mirrored or u < v or u == v}
     edges = [(str(u), str(v)) for u, v in kept]
     weights: list[Any] = [None] * len(kept) if head[3] == "pattern" else list(kept.values())
-    return _given(path, tuple(map(str, range(rows))), edges, weights, directed=not mirrored)
+    return _make_graph(path, tuple(map(str, range(rows))), edges, weights, directed=not mirrored)
 
 
-def _given(
+def _make_graph(
     path: Path, nodes: tuple[str, ...], edges: list[tuple[str, str]], weights: list[Any], *, directed: bool
 ) -> GivenGraph:
     """Return the parsed graph; with weights if all edges have one and not all are 1."""

@@ -321,10 +321,10 @@ def best_step(laplacians: Sequence[FloatArray], chances: FloatArray) -> tuple[fl
     square = mean @ mean + 2 * np.asarray(sum(p * (1 - p) * L for p, L in zip(chances, laplacians, strict=True)))
     centred = np.eye(n) - 1.0 / n
 
-    def left(alpha: float) -> float:
+    def compute_remaining(alpha: float) -> float:
         return float(np.linalg.eigvalsh(centred - 2 * alpha * mean + alpha**2 * square)[-1])
 
     with eigen.one_thread():
         most = 4.0 / max(1e-12, float(np.linalg.eigvalsh(mean)[-1]))
-        found = minimize_scalar(left, bounds=(0.0, most), method="bounded", options={"xatol": 1e-10})
+        found = minimize_scalar(compute_remaining, bounds=(0.0, most), method="bounded", options={"xatol": 1e-10})
     return float(found.x), float(found.fun)

@@ -123,7 +123,7 @@ class Random:
 
     @cached_property
     def _met(self) -> Csr | None:
-        return None if self.rounds is None else met_within(self, self.rounds)
+        return None if self.rounds is None else find_partners(self, self.rounds)
 
     @cached_property
     def _drawn(self) -> Callable[[int], Mixing]:
@@ -160,7 +160,7 @@ class Endless:
 
     @cached_property
     def _met(self) -> Csr | None:
-        return None if self.rounds is None else met_within(self, self.rounds)
+        return None if self.rounds is None else find_partners(self, self.rounds)
 
     @cached_property
     def _made(self) -> Callable[[int], Mixing]:
@@ -172,7 +172,7 @@ def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
     return replace(schedule, rounds=rounds) if isinstance(schedule, Random | Endless) else schedule
 
 
-def met_within(schedule: Schedule, rounds: int) -> Csr | None:
+def find_partners(schedule: Schedule, rounds: int) -> Csr | None:
     """Return (starts [n + 1], ids): each node's partners in the first `rounds`, ascending; None if rounds * degree
     reaches about CROWDED n.
     """

@@ -304,7 +304,7 @@ class PairwiseRates:
     bound: float | None
     rate: float | None
 
-    def of_a_round(self, exchanges: int = 1) -> float | None:
+    def compute_remaining(self, exchanges: int = 1) -> float | None:
         """Return the remaining share of the distance after each peer started `exchanges` exchanges; for many peers a
         bound.
         """
@@ -313,7 +313,7 @@ class PairwiseRates:
 
     def rounds_to(self, share: float, exchanges: int = 1) -> int | None:
         """Return the rounds until the distance is at most `share` of its initial value; None for never."""
-        left = self.of_a_round(exchanges)
+        left = self.compute_remaining(exchanges)
         if left is None or left >= 1:
             return None
         return 1 if left == 0 else max(1, math.ceil(math.log(share) / math.log(left) - 1e-9))
@@ -340,7 +340,7 @@ def _second_moment(topology: Topology, chances: FloatArray) -> float:
     for at, to, sign in ((u, u, 1.0), (v, v, 1.0), (u, v, -1.0), (v, u, -1.0)):
         np.add.at(laplacian, (at, to), sign * chances)
 
-    def left(flat: FloatArray) -> FloatArray:
+    def apply_exchange(flat: FloatArray) -> FloatArray:
         X = _centred(flat.reshape(n, n))
         moved = X - 0.5 * (laplacian @ X + X @ laplacian)
         apart = chances * (X[u, u] + X[v, v] - X[u, v] - X[v, u]) / 4
@@ -349,7 +349,7 @@ def _second_moment(topology: Topology, chances: FloatArray) -> float:
         return _centred(moved).ravel()
 
     begun = _centred(np.random.Generator(np.random.PCG64(0)).standard_normal((n, n)))
-    operator = LinearOperator((n * n, n * n), matvec=left, dtype=np.float64)
+    operator = LinearOperator((n * n, n * n), matvec=apply_exchange, dtype=np.float64)
     (largest,) = eigsh(operator, k=1, which="LA", v0=(begun + begun.T).ravel(), return_eigenvectors=False)
     return float(largest)
 
@@ -418,13 +418,13 @@ def disagreement_edges(schedule: Schedule, spread: Sequence[float]) -> tuple[Flo
         steady = np.asarray(W @ (steady + delta * centred))
         half = np.asarray(W @ (fresh + delta**2 * centred))
         fresh = np.asarray(W @ half.T)
-        left = _from_mean(_from_mean(fresh).T), _from_mean(steady)
+        left = _subtract_mean(_subtract_mean(fresh).T), _subtract_mean(steady)
         edges[:, round] = math.sqrt(max(0.0, float(np.trace(left[0])))), float(np.linalg.norm(left[1]))
     edges /= math.sqrt(max(1, n - 1))
     return edges.min(axis=0), edges.max(axis=0)
 
 
-def _from_mean(product: FloatArray) -> FloatArray:
+def _subtract_mean(product: FloatArray) -> FloatArray:
     return np.asarray(product - product.mean(axis=0))
 
 

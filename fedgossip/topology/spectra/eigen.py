@@ -321,16 +321,16 @@ class Reached:
 
 def worst(product: FloatArray, stochastic: str) -> float:
     """Return the remaining share in the worst direction after a product [n, n] of mixings, all `stochastic`."""
-    rest = _rest(product, stochastic)
+    rest = _subtract_limit(product, stochastic)
     return math.sqrt(max(0.0, float(np.linalg.eigvalsh(rest @ rest.T)[-1])))
 
 
 def typical(product: FloatArray, stochastic: str) -> float:
     """Return the typical remaining share."""
-    return float(np.linalg.norm(_rest(product, stochastic))) / math.sqrt(max(1, len(product) - 1))
+    return float(np.linalg.norm(_subtract_limit(product, stochastic))) / math.sqrt(max(1, len(product) - 1))
 
 
-def _rest(product: FloatArray, stochastic: str) -> FloatArray:
+def _subtract_limit(product: FloatArray, stochastic: str) -> FloatArray:
     if stochastic == "columns":
         product = product / product.sum(axis=1, keepdims=True)
     return product - (product.mean(axis=0) if stochastic == "rows" else 1.0 / len(product))

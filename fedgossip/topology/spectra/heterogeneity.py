@@ -51,28 +51,28 @@ def label_shares(counts: npt.ArrayLike) -> FloatArray:
 def label_heterogeneity(mixing: Mixing, shares: FloatArray) -> float:
     """Return H(W) of label shares [n, classes].  Raises ConfigError unless each node has one row."""
     _check(mixing, shares)
-    return _of(np.asarray(mixing.sparse() @ shares), shares)
+    return _compute_mean_square(np.asarray(mixing.sparse() @ shares), shares)
 
 
 def alone(shares: FloatArray) -> float:
     """Return H(I), without exchange."""
-    return _of(shares, shares)
+    return _compute_mean_square(shares, shares)
 
 
 def expected(mixing: Mixing, shares: FloatArray) -> float:
     """Return the mean of H over all placements of the nodes' data on the graph."""
     _check(mixing, shares)
-    return left_of_noise(mixing) * alone(shares)
+    return compute_remaining_noise(mixing) * alone(shares)
 
 
-def left_of_noise(mixing: Mixing) -> float:
+def compute_remaining_noise(mixing: Mixing) -> float:
     """Return (||W||_F^2 - 1) / (n - 1): the remaining share, after a round, of independent noise at the nodes, less its
     mean.
     """
     return (float(mixing.values @ mixing.values) - 1.0) / max(1, mixing.n - 1)
 
 
-def drawn(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArray:
+def draw_placements(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArray:
     """Return H of `count` placements drawn at random, float64 [count]."""
     stream = seeds.stream(seed, "placements", mixing.n)
     return np.array([label_heterogeneity(mixing, shares[stream.permutation(mixing.n)]) for _ in range(count)])
@@ -106,7 +106,7 @@ def placed(mixing: Mixing, shares: FloatArray) -> tuple[IntArray, float]:
     return places, label_heterogeneity(mixing, shares[places])
 
 
-def _of(seen: FloatArray, shares: FloatArray) -> float:
+def _compute_mean_square(seen: FloatArray, shares: FloatArray) -> float:
     return float(((seen - shares.mean(axis=0)) ** 2).sum()) / len(shares)
 
 
@@ -119,7 +119,7 @@ def _check(mixing: Mixing, shares: FloatArray) -> None:
 ALIKE = 1e-9  # eigenvalues this near count as equal, with indistinguishable eigenvectors
 
 
-def left_of_modes(schedule: Schedule) -> FloatArray:
+def compute_remaining_modes(schedule: Schedule) -> FloatArray:
     """Return each mode's remaining factor after a round, or a period, descending [n - 1], without the mean's.
 
     Symmetric: eigenvalues with signs.  Others: singular values of a round, or a period's product; drawn: roots of the
@@ -134,7 +134,7 @@ def left_of_modes(schedule: Schedule) -> FloatArray:
             )
         return np.asarray(found[1:], np.float64)
     if isinstance(schedule, Random):
-        return _of_draws(schedule)
+        return _compute_random_modes(schedule)
     if not schedule.period or schedule.n > WORST_LIMIT:
         why = f"has {schedule.n} nodes" if schedule.period else "never repeats"
         raise ConfigError(f"the modes of {schedule.name!r}, which {why}", f"Take at most {WORST_LIMIT} nodes.")
@@ -146,7 +146,7 @@ def left_of_modes(schedule: Schedule) -> FloatArray:
     return np.asarray(sizes[:-1], np.float64)
 
 
-def _of_draws(schedule: Random) -> FloatArray:
+def _compute_random_modes(schedule: Random) -> FloatArray:
     n = schedule.n
     if schedule.moment is not None and n <= WORST_LIMIT:
         with eigen.one_thread():

@@ -72,7 +72,7 @@ def product_norm(schedule: Schedule) -> float | None:
         return None
     if _exact_after(schedule):
         return 0.0
-    left = _left(schedule, eigen.worst)
+    left = _compute_remaining(schedule, eigen.worst)
     return None if left is None else left[schedule.period - 1]
 
 
@@ -87,7 +87,7 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
     exact, norm = _exact_after(schedule), product_norm(schedule)
     if _sizes(schedule) is None and schedule.n > WORST_LIMIT and schedule.stochastic == "both":
         return _forecast_large(schedule, gamma, exact)
-    worst, typical = _left(schedule, eigen.worst), _left(schedule, eigen.typical)
+    worst, typical = _compute_remaining(schedule, eigen.worst), _compute_remaining(schedule, eigen.typical)
     deviation, lasting = _deviation(schedule, gamma), _deviation(schedule, 1.0)
     return _report(
         schedule,
@@ -152,7 +152,7 @@ def _exact_after(schedule: Schedule) -> int | None:
     return None
 
 
-def _left(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
+def _compute_remaining(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
     """Return the remaining shares after k = 1, 2, ... rounds, a period at least, down to 1 %; None if too costly."""
     sizes = _sizes(schedule)
     if sizes is None and schedule.n > WORST_LIMIT:
@@ -248,7 +248,9 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
         numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
     if schedule.stochastic == "both" and left < 1.0:  # a graph that never mixes has no floor to settle at
         numbers["floor"] = math.sqrt(left / (1.0 - left))
-        numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
+        numbers["ceiling"] = math.sqrt(
+            left * (1.0 + 2.0 * _compute_kept_weight(schedule) / (1.0 - _compute_kept_weight(schedule))) / (1.0 - left)
+        )
     return _report(schedule, gamma, "expected", **numbers)
 
 
@@ -303,7 +305,7 @@ def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | 
     return {**dict(zip(names, quantiles, strict=True)), "draws": draws}
 
 
-def _kept(schedule: Random) -> float:
+def _compute_kept_weight(schedule: Random) -> float:
     """Return the w of E W = w I + (1 - w) J."""
     mixing = schedule.mixing(0)
     trace = float(mixing.values[mixing.ids == mixing.receivers].sum())

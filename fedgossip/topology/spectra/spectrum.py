@@ -85,7 +85,7 @@ def spectrum(mixing: Mixing) -> Spectrum:
         return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True, rate=0.0)
     if mixing.generator is not None:
         return _circulant(mixing)
-    if (deficits := _by_formula(mixing)) is not None:
+    if (deficits := _compute_by_formula(mixing)) is not None:
         return _from_deficits(mixing, deficits, "closed form")
     if mixing.stochastic != "both":
         return _unbalanced(mixing)
@@ -113,7 +113,7 @@ def _circulant(mixing: Mixing) -> Spectrum:
     return _from_deficits(mixing, deficits, method)
 
 
-def _by_formula(mixing: Mixing) -> FloatArray | None:
+def _compute_by_formula(mixing: Mixing) -> FloatArray | None:
     """Return 1 - l_k [n], the mean's 0 first, if a formula of the Laplacian applies."""
     if mixing.topology.laplacian is None or mixing.stochastic != "both":
         return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology, in_rows
+from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology, group_by_row
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -252,7 +252,7 @@ def from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mix
     own = 1.0 - _sums(np.concatenate([u, v]), np.concatenate([weights, weights]), n)
     # models of lower ids first, then the node's own: the edges are sorted, so every row is in order
     values = np.concatenate([weights, own, weights])
-    return Mixing(topology, rule, in_rows(n, np.concatenate([v, nodes, u]), np.concatenate([u, nodes, v]), values))
+    return Mixing(topology, rule, group_by_row(n, np.concatenate([v, nodes, u]), np.concatenate([u, nodes, v]), values))
 
 
 def assemble(
@@ -270,7 +270,7 @@ def assemble(
     """
     nodes = np.arange(topology.n, dtype=np.int64)
     rows, columns = np.concatenate([receivers, nodes]), np.concatenate([senders, nodes])
-    return Mixing(topology, rule, in_rows(topology.n, rows, columns, np.concatenate([weights, own])), stochastic)
+    return Mixing(topology, rule, group_by_row(topology.n, rows, columns, np.concatenate([weights, own])), stochastic)
 
 
 def turned(

@@ -87,14 +87,14 @@ def _mixed(problem: _Problem, w: FloatArray) -> FloatArray:
     return np.asarray(np.eye(n) - (problem.ends * w) @ problem.ends.T - 1.0 / n)
 
 
-def _own(problem: _Problem, w: FloatArray) -> FloatArray:
+def _compute_own_weights(problem: _Problem, w: FloatArray) -> FloatArray:
     return np.asarray(1.0 - np.abs(problem.ends) @ w)
 
 
 def _height(problem: _Problem, x: FloatArray, t: float) -> float:
     """Return the objective, t s and the barriers; infinite outside."""
     w, s = x[:-1], float(x[-1])
-    if problem.positive and (w.min() <= 0 or _own(problem, w).min() <= 0):
+    if problem.positive and (w.min() <= 0 or _compute_own_weights(problem, w).min() <= 0):
         return math.inf
     M = _mixed(problem, w)
     total = t * s
@@ -104,7 +104,7 @@ def _height(problem: _Problem, x: FloatArray, t: float) -> float:
         except np.linalg.LinAlgError:
             return math.inf
     if problem.positive:
-        total -= float(np.log(w).sum() + np.log(_own(problem, w)).sum())
+        total -= float(np.log(w).sum() + np.log(_compute_own_weights(problem, w)).sum())
     return total
 
 
@@ -122,7 +122,7 @@ def _slopes(problem: _Problem, x: FloatArray, t: float) -> tuple[FloatArray, Flo
     hessian[-1, :-1] = hessian[:-1, -1] = np.einsum("ne,ne->e", PA, PA) - np.einsum("ne,ne->e", QA, QA)
     hessian[-1, -1] = float((P * P).sum() + (Q * Q).sum())
     if problem.positive:
-        both, own = np.abs(A), _own(problem, w)
+        both, own = np.abs(A), _compute_own_weights(problem, w)
         gradient[:-1] += -1.0 / w + both.T @ (1.0 / own)
         hessian[:-1, :-1] += np.diag(1.0 / w**2) + (both.T / own**2) @ both
     return gradient, hessian

@@ -20,7 +20,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.column_sums import RECORDS, SITES
-from fedgossip.data.agreed.sums_task import PooledSumsTask, named_places
+from fedgossip.data.agreed.sums_task import PooledSumsTask, find_places
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
@@ -165,7 +165,7 @@ class SurvivalTask(PooledSumsTask):
         return self.layout.second(site, pooled)
 
     def places(self, round: int) -> npt.NDArray[np.bool_]:
-        return named_places(self.layout.bounds, lambda name: (name[0] in ("sites", "at")) == (round == 0))
+        return find_places(self.layout.bounds, lambda name: (name[0] in ("sites", "at")) == (round == 0))
 
     def counts(self) -> npt.NDArray[np.bool_]:
         return np.ones(len(self.layout.bounds), bool)
