@@ -107,9 +107,9 @@ def test_with_jitter_the_simulation_lies_in_the_interval(name: str) -> None:
 def test_the_expected_maximum_is_that_of_draws(more: dict[str, float]) -> None:
     for m in (2, 8):
         made = times(m, unlike=m > 2, **more)
-        drawn = mean_of(made.drawn(20_000).max(axis=1))
+        drawn = mean_of(made.draw(20_000).max(axis=1))
         assert abs(made.longest().value - drawn.value) <= 1.5 * drawn.error + made.longest().error
-        assert made.mean == pytest.approx(made.drawn(20_000).mean(), rel=0.02)
+        assert made.mean == pytest.approx(made.draw(20_000).mean(), rel=0.02)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5, 8])

@@ -11,7 +11,7 @@ from commands import in_process
 from pages import ROOT, Reader, page
 
 from fedgossip.lab.repro import published, run_measures
-from fedgossip.lab.repro.published import MEASURES, CheckedValue, PublishedCheck, checked, chosen, known, result_of
+from fedgossip.lab.repro.published import MEASURES, CheckedValue, PublishedCheck, checked, chosen, list_ids, result_of
 
 AS_TOLD_ON_THE_PAGE = "fedgossip repro "
 
@@ -20,7 +20,7 @@ COSTLY = {"bias-free", "two-tap", "vogels-neighbours", "placement"}
 """Those that take seconds each."""
 
 
-QUICK = [name for name in known() if chosen(result_of(name), fast=True)]
+QUICK = [name for name in list_ids() if chosen(result_of(name), fast=True)]
 """Those of which something is computed with --fast."""
 
 
@@ -33,7 +33,7 @@ def test_what_was_published_comes_out(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in known() if any(one.slow for one in result_of(name).check)])
+@pytest.mark.parametrize("name", [name for name in list_ids() if any(one.slow for one in result_of(name).check)])
 def test_what_was_published_comes_out_also_where_it_takes_long(name: str) -> None:
     assert [one.check.what for one in checked(result_of(name)) if not one.holds] == []
 
@@ -41,7 +41,7 @@ def test_what_was_published_comes_out_also_where_it_takes_long(name: str) -> Non
 @pytest.mark.long
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [name for name in known() if any(one.full for one in result_of(name).check)])
+@pytest.mark.parametrize("name", [name for name in list_ids() if any(one.full for one in result_of(name).check)])
 def test_what_was_published_comes_out_of_examples_that_are_not_bundled(
     name: str, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,13 +79,13 @@ def test_a_gain_is_an_end_of_the_interval_of_a_sweep_and_what_takes_minutes_wait
 
 
 def test_there_are_enough_of_them_and_each_is_sourced() -> None:
-    assert len(known()) >= 14
-    for name in known():
+    assert len(list_ids()) >= 14
+    for name in list_ids():
         one = result_of(name)
         assert one.title and one.claim and any(year in one.source for year in map(str, range(1970, 2027))), name
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", list_ids())
 def test_every_number_asks_for_something_that_can_fail(name: str) -> None:
     for one in result_of(name).check:
         inspect.signature(MEASURES[one.measure]).bind(**one.of)
@@ -121,7 +121,7 @@ def test_a_share_and_an_end_are_judged_as_they_are_written() -> None:
 @pytest.mark.sockets
 def test_the_page_lists_all_of_them_and_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page("repro").read_text()
-    assert [name for name in known() if f"| `{name}` |" not in text] == []
+    assert [name for name in list_ids() if f"| `{name}` |" not in text] == []
     monkeypatch.chdir(tmp_path)
     quick = tmp_path / "repro.md"
     quick.write_text(text.replace("fedgossip repro all --fast ", "fedgossip repro ying-gap --fast "))

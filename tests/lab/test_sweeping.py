@@ -444,7 +444,7 @@ def test_a_worker_that_sees_another_folder_of_that_name_says_so(
 ) -> None:
     """A node whose disk is its own has such a folder too, from a sweep of before say: its probe is not that one."""
     grid = read_sweep(sweep_of())
-    SweepFolder.made(tmp_path / "s", grid)
+    SweepFolder.create(tmp_path / "s", grid)
     probe = meeting.probe_in(tmp_path / "s")
     meeting.check_shared(tmp_path / "s", probe, 0.0)
     (tmp_path / "s" / probe).unlink()
@@ -535,7 +535,7 @@ def test_the_page_of_a_sweep_keeps_its_name_when_it_is_written_again(tmp_path: P
     import tomli_w
 
     (tmp_path / "graphs.toml").write_text(tomli_w.dumps({"base": QUADRATIC, "grid": GRID}))
-    SweepFolder.made(tmp_path / "s", read_sweep(tmp_path / "graphs.toml"))
+    SweepFolder.create(tmp_path / "s", read_sweep(tmp_path / "graphs.toml"))
     assert SweepFolder.opened(tmp_path / "s").grid.name == "graphs"
 
 

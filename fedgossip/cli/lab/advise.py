@@ -72,7 +72,7 @@ def mesh(
     from fedgossip.lab.advise.mesh import MeshAsked, advised
 
     with talk_to_stderr():
-        asked = MeshAsked.of(experiment, overrides, processes, memory)
+        asked = MeshAsked.from_experiment(experiment, overrides, processes, memory)
         costs = _costs(asked, links, compute, cores)
         found = advised(asked, costs)
         if verify:

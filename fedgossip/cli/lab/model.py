@@ -164,10 +164,10 @@ def _learned_from(
     path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
 ) -> NamedExamples:
     """Return the named data, else training examples of the run."""
-    from fedgossip.lab.edge.bench import named, needed_experiment, trained_on
+    from fedgossip.lab.edge.bench import load_named, needed_experiment, trained_on
 
     if data is not None:
-        return named(loaded, data, run_code=run_code)
+        return load_named(loaded, data, run_code=run_code)
     return trained_on(needed_experiment(path), loaded.facts.node, everybody=everybody, run_code=run_code)
 
 
@@ -327,10 +327,10 @@ def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> lis
 
 
 def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None, *, run_code: bool) -> NamedExamples:
-    from fedgossip.lab.edge.bench import named, needed_experiment, tested_on
+    from fedgossip.lab.edge.bench import load_named, needed_experiment, tested_on
 
     first = opened[0][2]
     if data is not None:
-        return named(first, data, run_code=run_code)
+        return load_named(first, data, run_code=run_code)
     run = next((path for _, path, _ in opened if path.is_dir()), opened[0][1])
     return tested_on(needed_experiment(run), first.facts.node, run_code=run_code)

@@ -25,7 +25,7 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
 
     Exit code 1 if a number does not agree.
     """
-    from fedgossip.lab.repro.published import checked, chosen, known, result_of
+    from fedgossip.lab.repro.published import checked, chosen, list_ids, result_of
 
     if fast and full:
         raise click.UsageError("--fast omits the additions of --full: give one of them.")
@@ -33,7 +33,7 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
         _list(as_json=as_json)
         return 0
     facts: dict[str, Any] = {}
-    for one in known() if name == EVERY else [name]:
+    for one in list_ids() if name == EVERY else [name]:
         result = result_of(one)
         if not chosen(result, fast=fast, full=full):
             if not as_json:
@@ -62,9 +62,9 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
 
 
 def _list(*, as_json: bool) -> None:
-    from fedgossip.lab.repro.published import known, result_of
+    from fedgossip.lab.repro.published import list_ids, result_of
 
-    results = {name: result_of(name) for name in known()}
+    results = {name: result_of(name) for name in list_ids()}
     if as_json:
         facts = {n: {"title": one.title, "claim": one.claim, "source": one.source} for n, one in results.items()}
         print_json(facts)

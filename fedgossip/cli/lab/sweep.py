@@ -91,10 +91,10 @@ def _print_outcome(cell: SweepCell, outcome: CellOutcome) -> None:
 
 def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
     from fedgossip.lab.sweeps.cells import refusal
-    from fedgossip.lab.sweeps.grid import named
+    from fedgossip.lab.sweeps.grid import name_values
 
     wanted = sweep.wanted()
-    first = {named(cell.values): cell for cell in reversed(wanted)}
+    first = {name_values(cell.values): cell for cell in reversed(wanted)}
     refused = {name: why.error for name, cell in first.items() if (why := refusal(sweep.grid.experiment(cell)))}
     there = sum(sweep.outcome(cell) is not None for cell in wanted)
     trials = sum(cell.trial for cell in wanted)

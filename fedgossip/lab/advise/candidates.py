@@ -160,7 +160,7 @@ class StepTimes:
         """Return whether no peer ever waits for a slower one."""
         return not self.exponential and self.slower == 1.0
 
-    def drawn(self, rounds: int, n: int) -> Times:
+    def draw(self, rounds: int, n: int) -> Times:
         """Return times, [rounds, n]."""
         stream = seeds.stream(0, "steps", n)
         if self.exponential:
@@ -290,13 +290,13 @@ def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, de
     rounds, period = ROUNDS, schedule.period or 1
     if not asked.times.constant:
         rounds = max(ROUNDS, min(400, int(FOLLOWED / asked.n / max(1.0, float(np.mean(degrees))))))
-    times = asked.times.drawn(1 + period * -(-rounds // period), asked.n)
+    times = asked.times.draw(1 + period * -(-rounds // period), asked.n)
     return seconds_of_rounds(gossip_steps(schedule, asked.size), asked.n, links, times, schedule.period)
 
 
 def _waited(asked: AdviceAsked, schedule: Schedule) -> float:
     """Return the mean time of a round: t_i(k + 1) = X_i(k) + max of t_j(k), over the neighbours and the peer itself."""
-    times = asked.times.drawn(MANY_ROUNDS, asked.n)
+    times = asked.times.draw(MANY_ROUNDS, asked.n)
     begun = np.zeros(asked.n)
     for round, took in enumerate(times):
         starts, ids, _ = schedule.mixing(round).entries

@@ -71,11 +71,11 @@ def learned_ways(
         each = replace(asked, size=task.size * _vectors(task, algorithm))
         usual = [way for way in ways(each, graphs) if way.kind == "gossip"]
         forecast = _forecasts(task, algorithm, [way.name for way in usual])
-        found += [_of_graph(task, algorithm, way, forecast[way.name]) for way in usual if way.name in forecast]
+        found += [_advise_graph(task, algorithm, way, forecast[way.name]) for way in usual if way.name in forecast]
     if not found:
         raise ConfigError("no algorithm goes with any of these graphs", "Name others by --graphs, --algorithms.")
     averaged = _averaged(task, _forecasts(task, "dsgd", ["complete"])["complete"])
-    alone, merged = _apart(task)
+    alone, merged = _train_apart(task)
     for way in ways(replace(asked, size=task.size), ()):
         found.append(_with_rounds(way, {"alone": alone, "once": merged}.get(way.kind, averaged)))
     return sorted(found, key=lambda way: way.seconds)
@@ -103,7 +103,7 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
     return dict(zip(possible, forecast, strict=True))
 
 
-def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunForecast) -> AdvisedWay:
+def _advise_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunForecast) -> AdvisedWay:
     assert forecast.scores is not None, "the model is evaluated"
     middle = [float(np.mean(edges)) for edges in forecast.scores.mean_peer]
     wide = ", wide" if forecast.wide else ""
@@ -117,7 +117,7 @@ def _averaged(task: LearnedTask, forecast: RunForecast) -> float:
     return task.reached(forecast.scores.rounds, forecast.scores.averaged)
 
 
-def _apart(task: LearnedTask) -> tuple[float, float]:
+def _train_apart(task: LearnedTask) -> tuple[float, float]:
     e = task.plan.experiment
     nobody = {"graph": "none", "n": task.plan.n, "allow_disconnected": True}
     content = {**e.to_dict(), "topology": nobody, "algorithm": {}, "forecast": {"level": "none"}}

@@ -108,7 +108,7 @@ class MeshAsked:
     train: Dataset
 
     @classmethod
-    def of(cls, path: Path, overrides: Sequence[str], processes: int, memory: float) -> MeshAsked:
+    def from_experiment(cls, path: Path, overrides: Sequence[str], processes: int, memory: float) -> MeshAsked:
         """Read the experiment and its examples.  Raises ConfigError if torch does not train its model."""
         alone = (*overrides, "train.processes=1", "train.mesh={}", 'train.parallel="ddp"', f"train.zero={LET_GO}")
         plan = compose.plan(load_experiment(path, alone))

@@ -227,7 +227,7 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
 
     Raises ConfigError as `load_experiment` does.
     """
-    own = {key: copy.deepcopy(value) for key, value in content.items() if key not in (OF_KINDS - _kept(paradigm))}
+    own = {key: copy.deepcopy(value) for key, value in content.items() if key not in (OF_KINDS - _list_kept(paradigm))}
     own.pop(COMPARE, None)
     own["seed"] = seed
     for key in paradigm.ignores:
@@ -253,7 +253,7 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
     return checked(own, where)
 
 
-def _kept(paradigm: Paradigm) -> set[str]:
+def _list_kept(paradigm: Paradigm) -> set[str]:
     return {paradigm.section, "algorithm"} if paradigm.section == "topology" else {paradigm.section}
 
 

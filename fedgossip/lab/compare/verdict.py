@@ -62,13 +62,13 @@ class Comparison:
     def workers(self) -> list[int]:
         return sorted({line.workers for line in self.lines})
 
-    def of(self, workers: int) -> list[Line]:
+    def select_lines(self, workers: int) -> list[Line]:
         """Return the paradigms with `workers` and at least one cell."""
         return [line for line in self.lines if line.workers == workers and line.cells]
 
     def end(self, cell: MeasuredCell) -> Point | None:
         """Return the compared point of a cell: its end, or the point with the least resource that any cell used."""
-        cells = [one for line in self.of(cell.cell.workers) for one in line.cells if one.point]
+        cells = [one for line in self.select_lines(cell.cell.workers) for one in line.cells if one.point]
         points = [one.point for one in cells if one.point]
         if self.equal == "seconds":
             return cell.within(seconds=min(point.seconds for point in points))
@@ -151,12 +151,12 @@ def winner(found: Comparison) -> tuple[Line, float] | None:
     name = min(times, key=lambda one: times[one], default=None)
     if name is None:
         return None
-    line = next(line for line in found.of(found.workers[-1]) if line.name == name)
+    line = next(line for line in found.select_lines(found.workers[-1]) if line.name == name)
     return line, times[name]
 
 
 def _times(found: Comparison) -> dict[str, float]:
-    rows = [_row(found, line) for line in found.of(found.workers[-1])] if found.workers else []
+    rows = [_row(found, line) for line in found.select_lines(found.workers[-1])] if found.workers else []
     return {row["paradigm"]: row["seconds_to_target"] for row in rows if row.get("seconds_to_target") is not None}
 
 
@@ -178,7 +178,7 @@ def sentence(found: Comparison) -> str:
 
 def _describe_ends(found: Comparison) -> list[str]:
     """Return the final losses in words; and the lines that miss the target, or learned nothing."""
-    lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
+    lines = [line for line in found.select_lines(found.workers[-1]) if all(one.point for one in line.cells)]
     ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
     sentences = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
     cells = [one for line in lines for one in line.cells]
@@ -195,14 +195,14 @@ def compressing(found: Comparison) -> list[str]:
     """Return for each compared codec whether it pays relative to the same collective; its computing time is measured
     here and added.
     """
-    found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
+    found_of = [_compression(found, line) for line in found.select_lines(found.workers[-1])]
     return [one.sentence for one in found_of if one]
 
 
 def _compression(found: Comparison, line: Line) -> Compression | None:
     """Return the gain of a codec relative to the same collective without one; None without such a pair."""
     dense, setting = dense_of(line.name), line.cells[0].setting
-    beside = next((one for one in found.of(line.workers) if one.name == dense), None)
+    beside = next((one for one in found.select_lines(line.workers) if one.name == dense), None)
     if dense is None or beside is None or setting is None or found.target is None:
         return None
     goals = {one.name: [cell.reached(found.target) for cell in one.cells] for one in (line, beside)}
@@ -229,7 +229,9 @@ def other_winner(found: Comparison, name: str) -> str:
     or "".
     """
     rounds = _rounds_to_target(found)
-    setting = next((one.setting for line in found.of(found.workers[-1]) for one in line.cells if one.setting), None)
+    setting = next(
+        (one.setting for line in found.select_lines(found.workers[-1]) for one in line.cells if one.setting), None
+    )
     if setting is None or len(rounds) < 2:
         return ""
     here = setting.links
@@ -244,12 +246,13 @@ def other_winner(found: Comparison, name: str) -> str:
     if here.latency:
         delays = [links.latency for links in others]
         text += f", and no latency from {min(delays):.2g} s to {max(delays):.2g} s,"
-    return f"{text} would change that{'' if len(rounds) == len(found.of(found.workers[-1])) else ' among those'}."
+    lines = found.select_lines(found.workers[-1])
+    return f"{text} would change that{'' if len(rounds) == len(lines) else ' among those'}."
 
 
 def _rounds_to_target(found: Comparison) -> dict[str, float]:
     rounds: dict[str, float] = {}
-    for line in found.of(found.workers[-1]):
+    for line in found.select_lines(found.workers[-1]):
         goals = [one.reached(found.target or 0.0) for one in line.cells if one.predicted]
         if goals and all(goals):
             rounds[line.name] = fmean(goal.round for goal in goals if goal)
@@ -257,7 +260,7 @@ def _rounds_to_target(found: Comparison) -> dict[str, float]:
 
 
 def _round_under(found: Comparison, name: str, links: EqualLinks) -> float:
-    line = next(line for line in found.of(found.workers[-1]) if line.name == name)
+    line = next(line for line in found.select_lines(found.workers[-1]) if line.name == name)
     setting = line.cells[0].setting
     assert setting is not None
     return paradigm_of(name).cost(replace(setting, links=links)).seconds
@@ -344,8 +347,8 @@ class Compression:
         verdict = "Compressing pays here" if self.pays else "Do not compress here"
         if self.target is not None and self.pays:
             verdict += f" up to a test loss of {self.target:.3g}"
-        coded = f"{self.coded} {_after(self.coded_seconds)}"
-        text = f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded}"
+        coded = f"{self.coded} {_format_after(self.coded_seconds)}"
+        text = f"{verdict}: {self.dense} is at the loss {_format_after(self.dense_seconds)}, {coded}"
         if self.coded_seconds is not None:
             text += f" and {self.codec_seconds:.2g} s of its codec"
             if self.dense_seconds is not None:
@@ -407,7 +410,7 @@ def format_rate(rate: float) -> str:
     return f"{rate:.2g} "
 
 
-def _after(seconds: float | None) -> str:
+def _format_after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.3g} s"
 
 
@@ -415,7 +418,7 @@ def write_page(folder: Path, found: Comparison, summary: Mapping[str, Any]) -> P
     """Write comparison.html, and the results as compared.json, into the folder; return the path of the page."""
     content = msgspec.json.format(msgspec.json.encode(summary), indent=1)
     write_whole(folder / run_format.COMPARED, content)
-    lines = found.of(found.workers[-1]) if found.workers else []
+    lines = found.select_lines(found.workers[-1]) if found.workers else []
     shown = [(line.name, Path(line.cells[0].path)) for line in lines]
     page = ParadigmPage(
         title="Ways to train in parallel",

@@ -84,7 +84,7 @@ class TrainingTimes:
         each = sum(self.known) / len(self.known)
         return each * math.exp(self.spread**2 / 2) * (1 + self.jitter / 2)
 
-    def drawn(self, rounds: int = DRAWS) -> Times:
+    def draw(self, rounds: int = DRAWS) -> Times:
         """Return times, [rounds, m]: each round with other speeds, the same in every call."""
         stream = seeds.stream(0, "costs", len(self.known))
         shape = rounds, len(self.known)
@@ -100,7 +100,7 @@ class TrainingTimes:
         if self.constant:
             return Estimate(max(self.known))
         if self.spread and self.jitter:
-            return mean_of(self.drawn().max(axis=1))
+            return mean_of(self.draw().max(axis=1))
         least, most = self._support
         places = np.linspace(least, most, POINTS)
         below = np.prod([self._below(places, seconds) for seconds in self.known if seconds], axis=0)

@@ -192,9 +192,9 @@ class _Followed:
         if at + 1 < len(self._times):
             self._begin(node, now)
         if self._multiples and -1 not in self._ended[at]:
-            self._repeats = next((many for many in self._multiples if self._alike(at, many)), 0)
+            self._repeats = next((many for many in self._multiples if self._is_periodic(at, many)), 0)
 
-    def _alike(self, last: int, period: int) -> bool:
+    def _is_periodic(self, last: int, period: int) -> bool:
         if last < ALIKE * period:
             return False
         ended = [self._ended[last - back * period] for back in range(ALIKE + 1)]
@@ -362,7 +362,7 @@ def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost
         alike = set(times.known) == {times.mean}
         seconds = Estimate(even if alike else _followed(method, links, np.tile(times.known, (ROUNDS, 1))))
     else:
-        seconds = _drawn(method, links, times)
+        seconds = _estimate_random(method, links, times)
     return Cost(times.mean, even - times.mean, seconds.value - even, *_carried(method), seconds.error)
 
 
@@ -370,7 +370,7 @@ def _followed(method: RoundSteps, links: EqualLinks, times: Times) -> float:
     return seconds_of_rounds(method.steps, method.participants, links, times, method.period)
 
 
-def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
+def _estimate_random(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
     found = [_followed(method, links, one) for one in runs_of(times)]
     return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
 
@@ -378,8 +378,8 @@ def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estim
 def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Times:
     """Return training times, [runs, rounds, m]: speeds constant in a run, and a jitter per round."""
     m = len(times.known)
-    speeds = TrainingTimes(times.known, times.spread).drawn(runs)
-    jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).drawn(runs * rounds)
+    speeds = TrainingTimes(times.known, times.spread).draw(runs)
+    jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).draw(runs * rounds)
     drawn: Times = speeds[:, None, :] * jitters.reshape(runs, rounds, m)
     return drawn
 

@@ -131,12 +131,12 @@ def forecast_times(
         named = [*overrides, *([f'topology.graph="{graph}"'] if graph else [])]
         first = load_experiment(experiment, named, seed=seed)
         runs = [_MeasuredTimes(compose.plan(first))]
-        runs += _others(experiment, named, first.seed, draws)
+        runs += _measure_others(experiment, named, first.seed, draws)
         found.append(_forecast(graph, runs))
     return found
 
 
-def _others(
+def _measure_others(
     experiment: Mapping[str, Any] | Path | str, named: Sequence[str], seed: int, draws: int
 ) -> list[_MeasuredTimes]:
     """Return the runs of the next `draws` seeds with valid draws."""

@@ -21,7 +21,7 @@ from fedgossip.core.run_format import EXPERIMENT, MODEL_FACTS
 from fedgossip.data.custom import check_allowed
 from fedgossip.data.dataset import Dataset
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel, drawn
+from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel, draw_examples
 from fedgossip.learning.measuring import ROWS, DescribedModel, as_read
 from fedgossip.learning.models import scored_tables
 from fedgossip.learning.models.loaded_model import LoadedModel
@@ -81,11 +81,11 @@ def measured(
             raise ConfigError(f"{name} does not know its run's {score}", "It is a function of your own: leave it out.")
         runtime, how = ("onnx", one.how) if isinstance(one, OnnxModel) else ("torch", "float32")
         costs = name, runtime, how, _size(path), float(p50), float(p99), scores[score]
-        found.append(Benched(*costs, *_of_exit(one, examples)))
+        found.append(Benched(*costs, *_measure_exit(one, examples)))
     return found
 
 
-def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float | None]:
+def _measure_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float | None]:
     """Return the share of examples that a device's part answers, and the mean bytes that it sends."""
     if not isinstance(model, OnnxModel) or model.server is None:
         return None, None
@@ -108,7 +108,7 @@ def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.nda
 
 
 def _call(model: Benchable) -> Callable[[int], object]:
-    examples = drawn(model.facts, 16)
+    examples = draw_examples(model.facts, 16)
     if isinstance(model, OnnxModel):
         return lambda number: model.answer(examples[number % 16][None])
     module = AnsweringModule(model).eval()
@@ -140,7 +140,7 @@ class NamedExamples:
     words: str
 
 
-def named(model: DescribedModel, source: str, *, run_code: bool = False) -> NamedExamples:
+def load_named(model: DescribedModel, source: str, *, run_code: bool = False) -> NamedExamples:
     """Return the named examples: a CSV file, a data.source, or the test set of FILE.toml.  Raises ConfigError."""
     if source.endswith(".toml"):
         return tested_on(Path(source), None, run_code=run_code)

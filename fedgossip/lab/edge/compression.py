@@ -81,15 +81,15 @@ def _rename(graph: Any, weights: Mapping[str, str]) -> None:
     constants = {one.name for one in graph.initializer}
     short: dict[str, str] = {name: name for name in ("", *(one.name for one in (*graph.input, *graph.output)))}
 
-    def named(name: str) -> str:
+    def shorten(name: str) -> str:
         return short.setdefault(name, weights[name] if name in constants & weights.keys() else str(len(short)))
 
     for one in graph.initializer:
-        one.name = named(one.name)
+        one.name = shorten(one.name)
     for node in graph.node:
         node.name = ""
-        node.input[:] = [named(name) for name in node.input]
-        node.output[:] = [named(name) for name in node.output]
+        node.input[:] = [shorten(name) for name in node.input]
+        node.output[:] = [shorten(name) for name in node.output]
 
 
 CALIBRATED = 256
@@ -101,7 +101,7 @@ LAYERS = ("Conv", "Gemm", "MatMul", "Relu", "MaxPool")
 def dynamic(graph: Any) -> Any:
     """Return a graph with eight-bit weights of linear layers; their input ranges are computed at run time."""
     tool = _tool()
-    return _made(lambda source, to: tool.quantize_dynamic(source, to, op_types_to_quantize=["Gemm", "MatMul"]), graph,
+    return _write(lambda source, to: tool.quantize_dynamic(source, to, op_types_to_quantize=["Gemm", "MatMul"]), graph,
                  "int8 dynamic")  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def static(graph: Any, examples: Dataset) -> Any:
 
     class CalibrationRows(tool.CalibrationDataReader):  # type: ignore[misc, name-defined]
         def get_next(self) -> dict[str, Any] | None:
-            return next(_named(rows), None)
+            return next(_name_rows(rows), None)
 
     def quantize(source: str, to: str) -> None:
         tool.quantize_static(
@@ -120,10 +120,10 @@ def static(graph: Any, examples: Dataset) -> Any:
             op_types_to_quantize=[*LAYERS], activation_type=tool.QuantType.QInt8, weight_type=tool.QuantType.QInt8,
         )  # fmt: skip
 
-    return _made(quantize, graph, "int8 static")
+    return _write(quantize, graph, "int8 static")
 
 
-def _named(rows: Iterator[Any]) -> Iterator[dict[str, Any]]:
+def _name_rows(rows: Iterator[Any]) -> Iterator[dict[str, Any]]:
     return ({INPUT: row[None]} for row in rows)
 
 
@@ -131,7 +131,7 @@ def _tool() -> Any:
     return needed("onnxruntime.quantization", "edge", "a model in eight bits")
 
 
-def _made(quantize: Any, graph: Any, how: str) -> Any:
+def _write(quantize: Any, graph: Any, how: str) -> Any:
     onnx = needed("onnx", "edge", "a model in eight bits")
     root = logging.getLogger()
     level = root.level
@@ -164,7 +164,7 @@ def structured(model: LoadedModel, share: float) -> LoadedModel:
     layers = [name.removesuffix(".weight") for name in tensors if name.endswith(".weight")]
     for layer, following in pairwise(layers):
         weight, columns = tensors[f"{layer}.weight"], tensors[f"{following}.weight"]
-        keep = _largest(weight.flatten(1).norm(dim=1), kept(len(weight), share))
+        keep = _largest(weight.flatten(1).norm(dim=1), count_kept(len(weight), share))
         tensors[f"{layer}.weight"], tensors[f"{layer}.bias"] = weight[keep], tensors[f"{layer}.bias"][keep]
         by_units = torch.unflatten(columns, 1, (len(weight), -1))  # behind a flattened image a unit has many columns
         tensors[f"{following}.weight"] = by_units[:, keep].flatten(1, 2)
@@ -189,7 +189,7 @@ def zeroed(model: LoadedModel, share: float) -> LoadedModel:
     return model.having(module)
 
 
-def kept(units: int, share: float) -> int:
+def count_kept(units: int, share: float) -> int:
     """Return the number of remaining units of a layer after removing `share` of them."""
     return max(1, units - round(share * units))
 
@@ -197,10 +197,10 @@ def kept(units: int, share: float) -> int:
 def _thinner(source: str, sized: Architecture | None, share: float) -> str:
     match sized:
         case DenseSizes((inputs, *hidden, outputs)) if hidden:
-            return "mlp:" + "-".join(map(str, [inputs, *(kept(one, share) for one in hidden), outputs]))
+            return "mlp:" + "-".join(map(str, [inputs, *(count_kept(one, share) for one in hidden), outputs]))
         case ConvolutionalSizes(norm=False):
             hidden = [*sized.channels, *sized.sizes[1:-1]]
-            return "cnn:" + "-".join(str(kept(one, share)) for one in hidden)
+            return "cnn:" + "-".join(str(count_kept(one, share)) for one in hidden)
     text = f"{source}: --structured takes units out of mlp and cnn models with hidden layers, without BatchNorm"
     raise ConfigError(text, "Leave --structured out, which makes no file smaller; or train a smaller model.")
 
@@ -233,7 +233,7 @@ def distilled(
     module = models.build(student, facts.shape, facts.outputs, seed)
     objective = Objective(REGRESSION, f"{SOFT_TARGETS}?temperature={temperature!r}", ("loss",))
     train(module, student, labelled, settings, objective, seed, epochs)
-    return teacher.having(module, **_own_facts(facts, module, student, seed))
+    return teacher.having(module, **_make_facts(facts, module, student, seed))
 
 
 def check(facts: ModelFacts, student: str) -> None:
@@ -268,7 +268,7 @@ def agreement(one: LoadedModel, other: LoadedModel, examples: Dataset) -> float:
     return float(np.mean(one(examples.x).argmax(-1) == other(examples.x).argmax(-1)))
 
 
-def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) -> dict[str, Any]:
+def _make_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) -> dict[str, Any]:
     return {
         "source": student,
         "seed": seed,

@@ -375,7 +375,9 @@ def graph_of(model: LoadedModel) -> Any:
         *(["time" if len(free) > 1 else facts.shape[0]] if facts.kind == LANGUAGE else []),
         facts.outputs,
     ]
-    return _graph(AnsweringModule(model), facts, torch.from_numpy(drawn(facts, 2)), free, {output_of(facts): lengths})
+    return _graph(
+        AnsweringModule(model), facts, torch.from_numpy(draw_examples(facts, 2)), free, {output_of(facts): lengths}
+    )
 
 
 def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Exported, Exported]:
@@ -392,7 +394,7 @@ def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Expor
     for one in (device, server):
         check_free(one)
     batch = {0: torch.export.Dim("batch")}
-    examples = torch.from_numpy(drawn(facts, TRIED))
+    examples = torch.from_numpy(draw_examples(facts, TRIED))
     with torch.no_grad():
         ours, features = AnsweringDevice(model, network).eval()(examples)
         theirs = AnsweringServer(network).eval()(features)
@@ -475,7 +477,7 @@ def output_of(facts: ModelFacts) -> str:
     return "numbers" if facts.kind == REGRESSION else "probabilities"
 
 
-def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
+def draw_examples(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
     """Return random examples [count, ...] on the scale of the model's training data, in original units."""
     random = stream(0, "export")
     if facts.vocabulary is not None:
@@ -489,13 +491,13 @@ def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
 
 def check_answers(model: LoadedModel) -> None:
     """Raise TrainingError for a model with an output that is not finite for one of a few random examples."""
-    if not np.isfinite(model(drawn(model.facts, TRIED))).all():
+    if not np.isfinite(model(draw_examples(model.facts, TRIED))).all():
         raise model.unusable("answers are not finite")
 
 
 def difference_of(model: LoadedModel, file: OnnxModel) -> float:
     """Return the maximum difference of their outputs, relative for numbers above 1."""
-    x = drawn(model.facts, TRIED)
+    x = draw_examples(model.facts, TRIED)
     ours, theirs = model(x), file(x)
     if ours.shape != theirs.shape or not np.isfinite(theirs).all():
         return float("inf")

@@ -290,14 +290,14 @@ def kept_energy(elements: int, share: float) -> MeasuredLecture:
     values, curves = dict[str, float](), list[PlottedCurve]()
     shares = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
     for name in ("random", "top"):
-        left = [_left_out(f"{name}-k:{one}", vector, layout, turn) for one in shares]
-        values[f"{name}_left"] = _left_out(f"{name}-k:{share}", vector, layout, turn)
+        left = [_measure_left_out(f"{name}-k:{one}", vector, layout, turn) for one in shares]
+        values[f"{name}_left"] = _measure_left_out(f"{name}-k:{share}", vector, layout, turn)
         curves.append(PlottedCurve(f"{name}-k", shares, left, points=True))
     curves.append(PlottedCurve("1 - k/d", shares, [1 - one for one in shares]))
     return MeasuredLecture(values, Plot("share of the elements sent", "squared norm left out", curves, "x"))
 
 
-def _left_out(name: str, vector: npt.NDArray[np.floating], layout: VectorLayout, turn: CodecTurn) -> float:
+def _measure_left_out(name: str, vector: npt.NDArray[np.floating], layout: VectorLayout, turn: CodecTurn) -> float:
     codec = make_codec(name)
     back = codec.decoded(codec.encode(frozen(vector), layout, turn), layout, turn)
     kept = back != 0  # nonzero, because random-k scales the kept elements

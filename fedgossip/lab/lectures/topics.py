@@ -80,11 +80,11 @@ def _computed(topic: Topic) -> Topic:
     """Return the topic with the figures of its texts computed."""
     names = declared_names(topic)
 
-    def of(text: str) -> str:
+    def fill(text: str) -> str:
         return re.sub(r"\{([^{}:]+)(?::([^{}]+))?\}", lambda one: format(value_of(one[1], names), one[2] or "g"), text)
 
-    questions = tuple((of(asked), of(answer)) for asked, answer in topic.questions)
-    return msgspec.structs.replace(topic, says=tuple(map(of, topic.says)), questions=questions)
+    questions = tuple((fill(asked), fill(answer)) for asked, answer in topic.questions)
+    return msgspec.structs.replace(topic, says=tuple(map(fill, topic.says)), questions=questions)
 
 
 def name_of(word: str) -> str:
@@ -120,18 +120,18 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
 def value_of(expression: str, names: Mapping[str, float]) -> float:
     """Return the value of an expression.  Raises KeyError for an unknown name, TypeError for other than arithmetic."""
 
-    def of(node: ast.expr) -> float:
+    def evaluate(node: ast.expr) -> float:
         match node:
             case ast.Constant(value=int() | float() as number):
                 return number
             case ast.Name(id=name):
                 return math.pi if name == "pi" else names[name]
             case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -of(inner)
+                return -evaluate(inner)
             case ast.BinOp(left=left, op=kind, right=right):
-                return OPERATORS[type(kind)](of(left), of(right))
+                return OPERATORS[type(kind)](evaluate(left), evaluate(right))
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-                return FUNCTIONS[name](*map(of, arguments))
+                return FUNCTIONS[name](*map(evaluate, arguments))
         raise TypeError(f"{expression!r} is no arithmetic: {ast.dump(node)}")
 
-    return float(of(ast.parse(expression, mode="eval").body))
+    return float(evaluate(ast.parse(expression, mode="eval").body))

@@ -26,7 +26,7 @@ DRAWS = 400
 
 def slem(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
     """Return the second largest eigenvalue of the weights, by size."""
-    return _known(spectrum(build(resolve(graph, n), weights)).slem)
+    return _replace_none(spectrum(build(resolve(graph, n), weights)).slem)
 
 
 def gap(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
@@ -36,12 +36,12 @@ def gap(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
 
 def smallest(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
     """Return the smallest eigenvalue of the weights."""
-    return _known(spectrum(build(resolve(graph, n), weights)).lambda_n)
+    return _replace_none(spectrum(build(resolve(graph, n), weights)).lambda_n)
 
 
 def norm_after_a_period(graph: str, n: int) -> float:
     """Return ||W_p ... W_1 - J||, the share of the worst disagreement left after a period of a sequence."""
-    return _known(product_norm(resolve_schedule(graph, n)))
+    return _replace_none(product_norm(resolve_schedule(graph, n)))
 
 
 def norm_of_power(graph: str, n: int, rounds: int) -> float:
@@ -52,13 +52,13 @@ def norm_of_power(graph: str, n: int, rounds: int) -> float:
 
 def norm_of_round(graph: str, n: int) -> float:
     """Return ||W - J|| of a graph with its own weights."""
-    return _known(spectrum(resolve_schedule(graph, n).mixing(0)).slem)
+    return _replace_none(spectrum(resolve_schedule(graph, n).mixing(0)).slem)
 
 
 def square_left(graph: str, n: int | None = None) -> float:
     """Return ||E[W'W] - J||, the share of the worst expected sum of squares left after a drawn round."""
     found = forecast_of(resolve_schedule(graph, n))
-    return _known(found.rate) ** 2 if found.expected_contraction is None else found.expected_contraction
+    return _replace_none(found.rate) ** 2 if found.expected_contraction is None else found.expected_contraction
 
 
 def rounds_to_the_mean(graph: str, n: int | None = None) -> float:
@@ -69,7 +69,7 @@ def rounds_to_the_mean(graph: str, n: int | None = None) -> float:
 
 def effective_neighbours(graph: str, n: int, gamma: float) -> float:
     """Return n_W(gamma)."""
-    return _known(forecast_of(resolve_schedule(graph, n), gamma).n_w)
+    return _replace_none(forecast_of(resolve_schedule(graph, n), gamma).n_w)
 
 
 def order_by_gap(graphs: Sequence[str], n: int) -> float:
@@ -145,13 +145,13 @@ def _falls(values: Sequence[float]) -> bool:
     return all(a > b for a, b in itertools.pairwise(values))
 
 
-def _known(value: float | None) -> float:
+def _replace_none(value: float | None) -> float:
     return math.nan if value is None else value
 
 
 def learned_heterogeneity(graph: str, n: int, classes: int) -> float:
     """Return H of a graph learned for n peers with one class each."""
-    return label_heterogeneity(_made(graph, n, classes), _one_class_each(n, classes))
+    return label_heterogeneity(_build_graph(graph, n, classes), _one_class_each(n, classes))
 
 
 def heterogeneity_by_chance(graph: str, n: int, classes: int) -> float:
@@ -161,13 +161,13 @@ def heterogeneity_by_chance(graph: str, n: int, classes: int) -> float:
 
 def slem_of_learned(graph: str, n: int, classes: int) -> float:
     """Return the second largest eigenvalue of the weights, by size."""
-    found = spectrum(_made(graph, n, classes)).slem
+    found = spectrum(_build_graph(graph, n, classes)).slem
     return float("nan") if found is None else found
 
 
 def links_of_learned(graph: str, n: int, classes: int) -> float:
     """Return the number of its links."""
-    return _made(graph, n, classes).topology.edge_count
+    return _build_graph(graph, n, classes).topology.edge_count
 
 
 def share_of_all_links(graph: str, n: int, classes: int) -> float:
@@ -179,7 +179,7 @@ def _one_class_each(n: int, classes: int) -> FloatArray:
     return np.eye(classes)[np.arange(n) % classes]
 
 
-def _made(graph: str, n: int, classes: int) -> Mixing:
+def _build_graph(graph: str, n: int, classes: int) -> Mixing:
     word, _, argument = graph.partition(":")
     shares = _one_class_each(n, classes)
     if word == "stl-fw":

@@ -118,15 +118,15 @@ class CheckedValue:
         return f"{one.expect:.9g}{near}"
 
 
-def known() -> list[str]:
+def list_ids() -> list[str]:
     """Return the ids of all results, in order."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def result_of(name: str) -> PublishedResult:
     """Return the result with this id.  Raises ConfigError for an unknown one."""
-    if name not in known():
-        raise ConfigError(f"no published result is called {name!r}", nearest(name, known()))
+    if name not in list_ids():
+        raise ConfigError(f"no published result is called {name!r}", nearest(name, list_ids()))
     return msgspec.convert(from_toml((FOLDER / f"{name}.toml").read_text("utf-8")), PublishedResult)
 
 

@@ -37,7 +37,7 @@ def stationary_disagreement(
 ) -> float:  # fmt: skip
     """Return the stationary mean ||x_i - mean||² of f_i = ½|x - b_i|², eta 0.1, no noise, float64."""
     run = _quadratic(graph, n, placement, algorithm, weights, options, rounds)
-    return _apart(run) ** 2
+    return _get_distance(run) ** 2
 
 
 def noisy_disagreement(
@@ -48,11 +48,11 @@ def noisy_disagreement(
     more = {"task.sigma": 1.0, "task.dim": dim}
     with_noise = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds, **more)
     without = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds)
-    found = _apart(with_noise) ** 2 / dim
-    return found - _apart(without) ** 2
+    found = _get_distance(with_noise) ** 2 / dim
+    return found - _get_distance(without) ** 2
 
 
-def _apart(run: Run) -> float:
+def _get_distance(run: Run) -> float:
     apart = run.summary["consensus_distance"]
     assert apart is not None  # a finished run has models
     return apart
@@ -216,7 +216,7 @@ def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", e
     high.  Raises ConfigError with the first failed cell's error.
     """
     table = _table(file)
-    found = table.difference(_named(table, ours), _named(table, theirs), which)
+    found = table.difference(_find_combination(table, ours), _find_combination(table, theirs), which)
     if found is None or found.student is None:
         wrong = next((row["error"] for row in table.rows if row["error"]), "fewer than two seeds")
         raise ConfigError(f"the sweep {file} compares nothing: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
@@ -226,14 +226,14 @@ def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", e
 def score_in_sweep(file: str, ours: str, which: str = "mean_peer") -> float:
     """Return the mean score of a combination over the seeds.  See `gain_in_sweep`, also for ConfigError."""
     table = _table(file)
-    found = table.scores(_named(table, ours), which)
+    found = table.scores(_find_combination(table, ours), which)
     if not found:
         wrong = next((row["error"] for row in table.rows if row["error"]), "it has no score")
         raise ConfigError(f"the sweep {file}: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
     return fmean(found.values())
 
 
-def _named(table: SweepTable, words: str) -> str:
+def _find_combination(table: SweepTable, words: str) -> str:
     (found,) = (name for name in table.combinations if set(words.split()) <= set(name.split()))
     return found
 

@@ -63,7 +63,7 @@ class CellOutcome:
     exit_code: int = 0
 
     @classmethod
-    def of(cls, status: str, error: BaseException) -> CellOutcome:
+    def from_error(cls, status: str, error: BaseException) -> CellOutcome:
         """Return an error as a row of the table: one line."""
         advice = error.advice if isinstance(error, FedgossipError) else ""
         code = error.exit_code if isinstance(error, FedgossipError) else 1
@@ -93,12 +93,14 @@ def run_cell(
                 shutil.rmtree(path, ignore_errors=True)
                 run = simulate_plan(plan, engine=engine, out=path, report=report, watch=watch)
     except FedgossipError as error:
-        return CellOutcome.of(FAILED, error)
+        return CellOutcome.from_error(FAILED, error)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         text = f"out of memory: {str(error).splitlines()[0] if str(error) else 'the worker reached its limit'}"
-        return CellOutcome.of(FAILED, ConfigError(text, "Give a worker more, with --memory, or run fewer at once."))
+        return CellOutcome.from_error(
+            FAILED, ConfigError(text, "Give a worker more, with --memory, or run fewer at once.")
+        )
     return CellOutcome(str(run.summary["status"]), run.summary)
 
 
@@ -107,7 +109,7 @@ def refusal(experiment: Experiment) -> CellOutcome | None:
     try:
         compose.plan(experiment)
     except FedgossipError as error:
-        return CellOutcome.of(REFUSED, error)
+        return CellOutcome.from_error(REFUSED, error)
     return None
 
 
@@ -206,7 +208,7 @@ class Claim:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
             with contextlib.suppress(OSError):
-                os.utime(self._path)
+                os.utime(self._path)  # without a time: the clock of the file server
                 self._beaten = time.monotonic()
 
     def check(self) -> None:
@@ -219,7 +221,7 @@ class Claim:
         self._ended.set()
         self._beating.join()
         with contextlib.suppress(OSError):
-            os.truncate(self._path, 0)
+            os.truncate(self._path, 0)  # not unlink: a freed number could be taken twice
         os.close(self._lock)
 
 
@@ -236,7 +238,7 @@ def claim(folder: Path, cell: str, over: Callable[[], bool] = lambda: False) -> 
     try:
         owner_files.try_lock_if_any(lock)
         os.write(lock, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid()}))
-        os.link(part, path)
+        os.link(part, path)  # fails if the name exists, also on network file systems; never seen half written
     except FileExistsError:
         os.close(lock)
         return None
@@ -323,7 +325,7 @@ def run_claimed(
         except ClaimLostError:
             return None
         except Exception as error:  # a fault of this package or a user's function fails only this cell
-            found = CellOutcome.of(FAILED, error)
+            found = CellOutcome.from_error(FAILED, error)
         if found.status == INTERRUPTED:
             raise KeyboardInterrupt
         if found.summary is None:

@@ -31,7 +31,7 @@ from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
 from fedgossip.data.idx import keep_files
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, run_claimed, write_failure
-from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
+from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, name_values, read_sweep
 from fedgossip.report.page.learning_curves import measured_values
 from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.runs.run_directory import write_whole
@@ -51,7 +51,7 @@ class SweepFolder:
         self._ended: dict[str, CellOutcome] = {}
 
     @classmethod
-    def made(cls, path: Path, grid: SweepGrid) -> SweepFolder:
+    def create(cls, path: Path, grid: SweepGrid) -> SweepFolder:
         """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's."""
         found = cls(path, grid)
         try:
@@ -94,17 +94,17 @@ class SweepFolder:
 
     def wanted(self) -> list[SweepCell]:
         """Return all cells known to be needed: trials first, then compared ones, the first seed first."""
-        states = {named(values): self.choice(values) for values in self.grid.combinations}
+        states = {name_values(values): self.choice(values) for values in self.grid.combinations}
         trials = [cell for state in states.values() for cell in state.trials]
         return [*trials, *self.compared({name: state.chosen for name, state in states.items()})]
 
     def compared(self, chosen: dict[str, Values | None] | None = None) -> Iterator[SweepCell]:
         """Yield the compared cells, as far as their tuned values are chosen."""
         if chosen is None:
-            chosen = {named(values): self.choice(values).chosen for values in self.grid.combinations}
+            chosen = {name_values(values): self.choice(values).chosen for values in self.grid.combinations}
         for seed in self.grid.seeds:
             for values in self.grid.combinations:
-                if (tuned := chosen[named(values)]) is not None:
+                if (tuned := chosen[name_values(values)]) is not None:
                     yield SweepCell(values, tuned, seed)
 
     def open_cells(self) -> list[SweepCell]:
@@ -115,7 +115,7 @@ class SweepFolder:
         """Record the combinations without a possible run (for all seeds) first; return their number."""
         found = {}
         for cell in self.open_cells():
-            name = named(cell.values)
+            name = name_values(cell.values)
             if name not in found:
                 found[name] = refusal(self.grid.experiment(cell))
             if (why := found[name]) is not None:

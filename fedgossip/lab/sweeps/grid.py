@@ -78,7 +78,9 @@ class SweepCell:
     @property
     def label(self) -> str:
         """Return all values that distinguish it from the others, as on a command line."""
-        return " ".join([named(self.values), *([named(self.tuned)] if self.tuned else []), f"seed={self.seed}"]).strip()
+        return " ".join(
+            [name_values(self.values), *([name_values(self.tuned)] if self.tuned else []), f"seed={self.seed}"]
+        ).strip()
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ class SweepGrid:
 
     def experiment(self, cell: SweepCell) -> Experiment:
         """Return the experiment of a cell.  Raises ConfigError."""
-        return self._made(cell)[0]
+        return self._make_experiment(cell)[0]
 
     def hash(self, cell: SweepCell) -> str:
         """Return the name of its folder.  Raises ConfigError."""
-        return self._made(cell)[1]
+        return self._make_experiment(cell)[1]
 
-    def _made(self, cell: SweepCell) -> tuple[Experiment, str]:
+    def _make_experiment(self, cell: SweepCell) -> tuple[Experiment, str]:
         name = f"{cell.label} {cell.trial}"
         if name not in self._known:
             content = copy.deepcopy(dict(self.content))
@@ -136,20 +138,20 @@ class SweepGrid:
         return tomli_w.dumps({**found, "name": self.name, "base": dict(self.content)})
 
 
-def named(values: Values) -> str:
+def name_values(values: Values) -> str:
     """Return the name of a combination."""
     return " ".join(assignment(key, value) for key, value in values)
 
 
 def assignment(key: str, value: Any) -> str:
     """Return "algorithm.name=d2", as in [skip] and on the command line."""
-    return f"{key}={shown(value)}"
+    return f"{key}={format_value(value)}"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value in table form: words bare, tables without their outer braces."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={shown(one)}" for key, one in value.items())
+        return ", ".join(f"{key}={format_value(one)}" for key, one in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -19,7 +19,7 @@ from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.core import run_format
 from fedgossip.core.run_format import SWEEP
 from fedgossip.lab.sweeps.folder import SweepFolder
-from fedgossip.lab.sweeps.grid import shown
+from fedgossip.lab.sweeps.grid import format_value
 from fedgossip.lab.sweeps.table import COSTS, SweepTable, rank_correlation, table_of
 from fedgossip.report.page.drawing import Drawing
 from fedgossip.report.page.learning_curves import (
@@ -81,7 +81,7 @@ def page_of(table: SweepTable) -> SweepPage:
     adjusted = iter(holm([one.p for one in differences if one.p is not None]))
     differences = [one if one.p is None else replace(one, holm=next(adjusted)) for one in differences]
     facts = FACTS if "topology.graph" in table.keys else ()
-    points = [SweepPoints(f"by-{fact.replace('_', '-')}", word, *_by_group(table, fact)) for fact, word in facts]
+    points = [SweepPoints(f"by-{fact.replace('_', '-')}", word, *_group_points(table, fact)) for fact, word in facts]
     page = SweepPage(
         table.name, table.keys, table.tuned, table.rows, table.reference, table.equal,
         _metric(table), differences, points, LEVEL,
@@ -111,7 +111,7 @@ def _metric(table: SweepTable) -> Score:
     return ACCURACY if table.score == ACCURACY.name else Score(table.score, table.better)
 
 
-def _by_group(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str, Order]]:
+def _group_points(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str, Order]]:
     other = [key for key in table.keys if key != "topology.graph"]
     rows = {row["combination"]: row for row in table.rows}
     groups: dict[str, Points] = {}
@@ -181,7 +181,7 @@ def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}.")
         else:
-            yield above + key, shown(value)
+            yield above + key, format_value(value)
 
 
 def _divided(
@@ -191,15 +191,15 @@ def _divided(
     keys = list(dict.fromkeys(key for one in values for key in one))
     panels = [key for key in keys if key.startswith(TASK)]
     curves = [key for key in keys if key not in panels]
-    while len(curves) > 1 and len({_named(one, curves) for one in values}) > TOGETHER:
+    while len(curves) > 1 and len({_label_values(one, curves) for one in values}) > TOGETHER:
         panels.append(curves.pop(0))
     return [
-        CurveRun(_named(one, panels), _named(one, curves), seed, run)
+        CurveRun(_label_values(one, panels), _label_values(one, curves), seed, run)
         for one, seed, run in zip(values, seeds, runs, strict=True)
     ]
 
 
-def _named(values: Mapping[str, str], keys: Sequence[str]) -> str:
+def _label_values(values: Mapping[str, str], keys: Sequence[str]) -> str:
     known = [(key, values[key]) for key in keys if key in values]
     bare = len(keys) == 1 or not any(value[:1].isdigit() or value in ("true", "false") for _, value in known)
     return ", ".join(value if bare else f"{key.rsplit('.', 1)[-1]} {value}" for key, value in known)

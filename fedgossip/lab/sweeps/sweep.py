@@ -98,12 +98,12 @@ def run_sweep(
 ) -> SweepTable:
     """Run an already parsed sweep, as `sweep`."""
     start = _backend(backend, jobs, memory)
-    folder = SweepFolder.made(place, grid)
+    folder = SweepFolder.create(place, grid)
     if retry:
         folder.retry()
     folder.refuse()
     until = math.inf if limit_seconds is None else time.time() + limit_seconds
-    for cell, outcome in _here(folder, until) if start is None else _elsewhere(folder, start(folder.path, until)):
+    for cell, outcome in _work_here(folder, until) if start is None else _elsewhere(folder, start(folder.path, until)):
         if tell:
             tell(cell, outcome)
     table = table_of(folder)
@@ -119,7 +119,7 @@ def folder_of(grid: SweepGrid, out: Path | str | None) -> Path:
     return Path("sweeps") / (safe or "sweep")
 
 
-def _here(folder: SweepFolder, until: float) -> Iterator[Ended]:
+def _work_here(folder: SweepFolder, until: float) -> Iterator[Ended]:
     yield from folder.work(until)
 
 

@@ -25,7 +25,7 @@ from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.data.objectives import score_of_loops
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
 from fedgossip.lab.sweeps.folder import SweepFolder
-from fedgossip.lab.sweeps.grid import SweepCell, Values, named, shown
+from fedgossip.lab.sweeps.grid import SweepCell, Values, format_value, name_values
 from fedgossip.report.page.learning_curves import (
     LEVEL,
     MEASURES,
@@ -96,7 +96,7 @@ class SweepTable:
             return replace(self, compared=columns[base], score=base.replace("_", " "), better=better)
         if base in self.rows[0]:
             raise ConfigError(f"{base!r} is a column of the table already", "Log the number under another name.")
-        rows = [{**row, base: _of_record(runs, row, base, self.over)} for row in self.rows]
+        rows = [{**row, base: _average_record(runs, row, base, self.over)} for row in self.rows]
         return replace(self, rows=rows, compared=base, score=MEASURES.get(base, base), better=better)
 
     @property
@@ -201,7 +201,7 @@ def table_of(sweep: SweepFolder) -> SweepTable:
         keys,
         tuned,
         every,
-        named(reference),
+        name_values(reference),
         grid.file.equal,
         score,
         better,
@@ -214,7 +214,7 @@ def _recorded(run: RecordedRun) -> list[str]:
     return [name for name in (*MEASURES, *run.logged) if measured_values(run, name)]
 
 
-def _of_record(runs: Mapping[str, RecordedRun], row: Mapping[str, Any], name: str, over: int) -> float | None:
+def _average_record(runs: Mapping[str, RecordedRun], row: Mapping[str, Any], name: str, over: int) -> float | None:
     """Return the mean of a cell's last `over` numbers, of evaluated rounds where possible."""
     if row["cell"] not in runs:
         return None
@@ -230,7 +230,7 @@ def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit
     score, forecast = summary.get("score") or {}, summary.get("forecast") or {}
     place = "" if any(value is None for _, value in cell.tuned) else str(sweep.place(cell).relative_to(sweep.path))
     row = {
-        "combination": named(cell.values),
+        "combination": name_values(cell.values),
         **_plain(cell.values),
         **_plain(cell.tuned),
         "seed": cell.seed,
@@ -256,7 +256,7 @@ def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit
 
 
 def _plain(values: Values) -> dict[str, Any]:
-    return {key: value if isinstance(value, int | float | str | None) else shown(value) for key, value in values}
+    return {key: value if isinstance(value, int | float | str | None) else format_value(value) for key, value in values}
 
 
 def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | None]]) -> dict[int, float]:

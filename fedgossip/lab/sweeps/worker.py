@@ -55,7 +55,7 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
         with signals.as_interrupt():
             if options.probe:
                 check_shared(options.folder, options.probe)
-            for _ in work(options.folder, options.until, _left(listening=options.listen)):
+            for _ in work(options.folder, options.until, _watch_parent(listening=options.listen)):
                 pass
     except KeyboardInterrupt:
         return 130
@@ -65,7 +65,7 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
     return 0
 
 
-def _left(*, listening: bool) -> Stopped:
+def _watch_parent(*, listening: bool) -> Stopped:
     left, parent = threading.Event(), os.getppid()
 
     def listen() -> None:
