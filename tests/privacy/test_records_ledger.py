@@ -148,7 +148,7 @@ def test_statistics_without_noise_are_remembered_and_can_be_limited(tmp_path: Pa
     (tmp_path / "site-1.csv").write_text((tmp_path / "site-1.csv").read_text().rstrip("\n").rpartition("\n")[0] + "\n")
     again = typed(words, tmp_path)
     assert again.code == 0 and "site 0: released before without noise, of the same records: " in again.err
-    assert "records: statistics once; two sums of a kind tell" in again.err
+    assert "records: statistics once; two sums of a kind disclose" in again.err
     assert "site 1: released before without noise" in again.err, "one record less is the same file"
     (tmp_path / "agreed.json").unlink()
     ledger = ["privacy", "ledger", "--ledger", "agreed.json.spent"]
