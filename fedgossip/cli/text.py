@@ -70,7 +70,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group whose help has the first sentence of each command in full; click cuts it to a line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -174,7 +174,8 @@ def watching(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_every_convolution_sees_channels_last_where_it_is_asked_for(channels_last: bool) -> None:
     Watching.seen.clear()
     difference("test_local_training:watching", images(), local_steps=1, channels_last=channels_last)
-    assert Watching.seen == [True, channels_last]  # with one channel there is no difference
+    # the trials before a run see plain images; with one channel there is no difference
+    assert Watching.seen[-2:] == [True, channels_last]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.cli.text import Group, columns, echo, print_json, talk_to_stderr
+from fedgossip.cli.text import CommandGroup, columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
     from fedgossip.lab.advise.mesh import AdvisedMesh, MeshAsked, StepCosts
@@ -37,7 +37,7 @@ def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> fl
     return size
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def advise() -> None:
     """Advice before a run: the mesh of processes.  (Gossip, all-reduce or a server: `fedgossip topology advise`.)"""
 

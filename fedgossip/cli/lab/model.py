@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.sites.evaluate import MODEL, model_options
-from fedgossip.cli.text import Group, columns, echo, print_json, some
+from fedgossip.cli.text import CommandGroup, columns, echo, print_json, some
 
 if TYPE_CHECKING:
     from fedgossip.data.dataset import Dataset
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DATA = click.option("--data", metavar="SOURCE", help="A CSV file, a data.source, or FILE.toml: its test set.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def model() -> None:
     """A trained model for small machines: one ONNX file, compressed, and compared with torch."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fedgossip.cli.text import Group, echo
+from fedgossip.cli.text import CommandGroup, echo
 from fedgossip.core import run_format
 
 DEFAULT = Path(run_format.PEER_KEY)
@@ -48,7 +48,7 @@ _CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coo
 _ORGANISER = key_option("The organiser's key.", Path(run_format.ORGANISER_KEY), "--organiser")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make and show keys.  The secret half never leaves its file; the public half goes into endpoints.toml."""
 

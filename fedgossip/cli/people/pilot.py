@@ -42,7 +42,7 @@ from fedgossip.cli.people.pilot_steps import (
     site_steps,
 )
 from fedgossip.cli.run.participant import web_options
-from fedgossip.cli.text import Group, columns, echo
+from fedgossip.cli.text import CommandGroup, columns, echo
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ BY_INVITE = -1
 """Placeholder in a site's log of decisions for its participant number, which is assigned later."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def pilot() -> None:
     """The whole pilot of a federation: describe, agree, plan, approve, train or fit, judge, release.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.text import Group, columns, echo
+from fedgossip.cli.text import CommandGroup, columns, echo
 from fedgossip.core.run_format import AUDIT_LOG, TRANSCRIPT
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 """A hash; its first 12 hex digits are shown."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def audit() -> None:
     """Inspect a participant's own log, and the coordinator's transcripts of its rounds.
 

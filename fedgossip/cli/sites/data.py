@@ -22,7 +22,7 @@ from fedgossip.cli.sites.sums import (
     print_dry_run,
     with_others,
 )
-from fedgossip.cli.text import NOISY, Group, columns, echo, with_margin
+from fedgossip.cli.text import NOISY, CommandGroup, columns, echo, with_margin
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedgossip.plans.federated.federation import FederationPlan
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Tables of several sites: describe your own, agree on columns and statistics with the others."""
 

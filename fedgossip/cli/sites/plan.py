@@ -12,7 +12,7 @@ import click
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.participant import portable_option, run_code_option
-from fedgossip.cli.text import Group, columns, echo, echo_json, print_json
+from fedgossip.cli.text import CommandGroup, columns, echo, echo_json, print_json
 from fedgossip.core.glossary import used_in
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WIDTH = 100
 """Characters of a line of words."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def plan() -> None:
     """Read the plan of a run, compare it with the last approved one, sign it or revoke the approval."""
 

@@ -12,7 +12,7 @@ import click
 
 from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.participant import portable_option
-from fedgossip.cli.text import Group, columns, echo, echo_json, print_json, times, wrapped
+from fedgossip.cli.text import CommandGroup, columns, echo, echo_json, print_json, times, wrapped
 from fedgossip.core.run_format import SPENT
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WIDTH = 110
 """Characters of a line of words."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def privacy() -> None:
     """Privacy of a federated run: plan a budget, pin a policy, show the spent part, test a model."""
 

@@ -10,7 +10,7 @@ import click
 
 from fedgossip.base.untrusted_text import line, quoted
 from fedgossip.cli.people.keys import key_option
-from fedgossip.cli.text import Group, columns, echo, print_json
+from fedgossip.cli.text import CommandGroup, columns, echo, print_json
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PATH = click.Path(path_type=Path)
 MAKE = "make"
 
 
-class _Short(Group):
+class _Short(CommandGroup):
     """`fedgossip release RUN` without a subcommand makes a release of RUN."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -11,7 +11,7 @@ import click
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import csv_rows
-from fedgossip.cli.text import Group, console, echo, echo_json
+from fedgossip.cli.text import CommandGroup, console, echo, echo_json
 from fedgossip.cli.topology import drawing, promises
 from fedgossip.cli.topology.advise import advise
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
@@ -42,7 +42,7 @@ _seed = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topology() -> None:
     """Graphs: which peers exchange models, and how fast these agree.
 
