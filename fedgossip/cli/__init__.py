@@ -181,7 +181,7 @@ def _run() -> int:
         advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
     except OSError as error:
-        code = _fail(*_of_disk(error), 2, error)
+        code = _fail(*_explain_disk_error(error), 2, error)
     except MemoryError as error:
         advice = "Use a smaller model, fewer peers, or a machine with more memory."
         code = _fail(f"out of memory: {error}", advice, 2, error)
@@ -203,7 +203,7 @@ def _of_usage(error: click.ClickException) -> str:
 FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
 
 
-def _of_disk(error: OSError) -> tuple[str, str]:
+def _explain_disk_error(error: OSError) -> tuple[str, str]:
     """Return the message and the advice for a path that could not be used."""
     place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     if isinstance(error, FileNotFoundError) and place and not place.parent.exists():  # the name may be of a part

@@ -106,7 +106,7 @@ def entries() -> Iterator[Term]:
     """Yield all entries, grouped by kind, in the order of declaration."""
     for section in sections():
         yield Term(SECTION, section.name, section.meaning)
-        yield from map(of_key, section.keys)
+        yield from map(describe_key, section.keys)
     yield from (Term(FAULT, name, meaning) for name, meaning in fault_kinds().items())
     for code, ending in EXIT_CODES.items():
         facts = {"advice": ending.advice} if ending.advice else {}
@@ -153,7 +153,7 @@ def summary_keys() -> Iterator[Term]:
     yield from within(run_summary.RunSummary, "summary.")
 
 
-def of_key(key: Key) -> Term:
+def describe_key(key: Key) -> Term:
     """Return a key's entry; its facts are `type`, `default` and, if restricted, `allowed` and `of`."""
     facts = {"type": key.type, "default": key.default, "allowed": key.allowed, "of": key.of}
     return Term(KEY, key.name, key.meaning, {name: fact for name, fact in facts.items() if fact})

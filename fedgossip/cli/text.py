@@ -120,7 +120,7 @@ NOISY = "with noise of {noise:g} times what one record can add, on each site's s
 """Label of figures with a margin."""
 
 
-def with_margin(value: float | None, margin: float | None) -> str:
+def format_with_margin(value: float | None, margin: float | None) -> str:
     """Return a figure and its margin of noise, both to the second digit of the margin; without noise six digits, and a
     dash without a figure.
     """
@@ -228,10 +228,10 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]
-    return "".join(_in(error.encoding, letter) for letter in letters), error.end
+    return "".join(_encode_letter(error.encoding, letter) for letter in letters), error.end
 
 
-def _in(encoding: str, letter: str) -> str:
+def _encode_letter(encoding: str, letter: str) -> str:
     for near in (LETTERS.get(letter, ""), unicodedata.normalize("NFKD", letter)):
         shown = "".join(one for one in near if not unicodedata.combining(one))
         with contextlib.suppress(UnicodeEncodeError):

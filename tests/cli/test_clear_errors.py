@@ -12,7 +12,7 @@ from commands import in_process, typed
 import fedgossip
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.base.limits import CalledWith, check_call
-from fedgossip.cli import _of_disk
+from fedgossip.cli import _explain_disk_error
 from fedgossip.data import custom, data, partitions
 from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment
@@ -373,9 +373,9 @@ def test_an_address_or_folder_that_is_none_is_refused_before_a_folder_is_made(
 
 def test_a_folder_that_is_not_there_is_named_and_not_the_part_that_would_be_written_there(tmp_path: Path) -> None:
     lost = FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "no" / ".7298548c.part"))
-    assert _of_disk(lost) == (f"there is no folder {tmp_path / 'no'}", "Make it, or name another place.")
+    assert _explain_disk_error(lost) == (f"there is no folder {tmp_path / 'no'}", "Make it, or name another place.")
     (tmp_path / "no").mkdir()
-    assert "Choose a folder" in _of_disk(lost)[1]
+    assert "Choose a folder" in _explain_disk_error(lost)[1]
 
 
 def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(

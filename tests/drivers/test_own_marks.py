@@ -15,7 +15,7 @@ from commands import in_process
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.cli import COMMANDS, cli
-from fedgossip.cli.people.keys import _own
+from fedgossip.cli.people.keys import _check_own
 from fedgossip.core.run_format import INVITE, KEY_BEFORE, ORGANISER_KEY, OWNER_MARK, PEER_KEY, PUBLIC_KEY
 from fedgossip.drivers import invite_joining, kept_keys
 from fedgossip.net.identity import Identity
@@ -114,7 +114,7 @@ def test_no_command_takes_a_key_or_a_policy_from_where_it_is_by_its_name_alone()
     found = [one for name in COMMANDS for one in _options(cli.get_command(context, name), name)]  # type: ignore[arg-type]
     own = {Path(PEER_KEY), Path(ORGANISER_KEY), Path("policy.toml")}
     taking = [(name, one) for name, one in found if one.default in own and one.name != "out"]
-    assert len(taking) > 20 and [name for name, one in taking if one.callback is not _own] == []
+    assert len(taking) > 20 and [name for name, one in taking if one.callback is not _check_own] == []
 
 
 def test_a_key_in_a_strangers_folder_is_taken_where_it_is_named_or_adopted(

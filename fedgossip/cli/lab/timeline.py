@@ -60,7 +60,7 @@ def timeline(
     if where.is_dir():
         if paradigms or overrides or n is not None or seed is not None:
             raise click.UsageError("--paradigms, --n, --set and --seed go with an experiment; a run is as it was")
-        found = [_of_run(where, rounds)]
+        found = [_load_run(where, rounds)]
     else:
         with talk_to_stderr() if as_json else contextlib.nullcontext():
             found = [
@@ -75,7 +75,7 @@ def timeline(
     return 0
 
 
-def _of_run(folder: Path, rounds: int) -> NamedTimeline:
+def _load_run(folder: Path, rounds: int) -> NamedTimeline:
     from fedgossip.base import outside_files
     from fedgossip.base.errors import ConfigError
     from fedgossip.core import run_format

@@ -152,7 +152,7 @@ def host(
     from fedgossip.net.invites.invite_folder import AwaitedError, check_folder
 
     called = [relay_address(one) for one in relays]
-    given_addresses(addresses, PEER_PORT)  # refused before a folder is made
+    parse_addresses(addresses, PEER_PORT)  # refused before a folder is made
     calls = _Calls(addresses, tuple(called), _front(web, web_listen, cert, cert_key), invite_port, port, announce)
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = invite_joining.seats_of(plan, folder=carrier is not None)
@@ -255,10 +255,10 @@ def _open_sockets(
     if through:
         report_unreached(listening_at(stack, hosted.organiser, hosted.ports[0], through, inside), through)
         agent = listening_at(stack, hosted.peer, hosted.ports[1], through, inside)
-    here = Whereabouts(hosted.ports[1], through, given=given_addresses(calls.addresses, hosted.ports[1]))
+    here = Whereabouts(hosted.ports[1], through, given=parse_addresses(calls.addresses, hosted.ports[1]))
     way = invite_joining.invite_admission(hosted, here.text, proposal, test)
     server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-    called = given_addresses(calls.addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
+    called = parse_addresses(calls.addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
     if calls.announce:
         _announce(stack, name, hosted, called)
     ways = invite_joining.ways_of(plan, agent, None if calls.addresses else here)
@@ -402,7 +402,7 @@ def _plan(
     return whole, compose.plan(whole.experiment)
 
 
-def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
+def parse_addresses(given: tuple[str, ...], port: int) -> list[str]:
     """Return the addresses that a person has given.  Raises ConfigError."""
     from fedgossip.net.endpoints import address_at
 
@@ -426,7 +426,7 @@ def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmis
         if server.fault and server.fault != fault:
             echo(server.fault, err=True)
         fault = server.fault
-    here = ", ".join(_named(admission, node, plan) for node in sorted(admission.list_present(time.time())))
+    here = ", ".join(_label_guest(admission, node, plan) for node in sorted(admission.list_present(time.time())))
     echo(f"Here: {here}.  It begins.", err=True)
 
 
@@ -454,10 +454,10 @@ def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
 def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
     if node == admission.party.seats.own:
         return f"{plan.roles.label(node)} (this one)"
-    return _named(admission, node, plan)
+    return _label_guest(admission, node, plan)
 
 
-def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
+def _label_guest(admission: InviteAdmission, node: int, plan: Plan) -> str:
     label = plan.roles.label(node)
     if node == admission.party.seats.own:
         return label

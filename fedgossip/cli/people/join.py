@@ -141,7 +141,7 @@ def join(
     place = invite_joining.folder_of(folder, invitation, key)
     model = proposals.check_own_model(place.path, model)
     with contextlib.ExitStack() as stack:
-        client, agent = _at_folder(carrier, invitation, place) if carrier else calling(stack, invitation, place)
+        client, agent = _ask_at_folder(carrier, invitation, place) if carrier else calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
         own = OwnMachine(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
                    invite_port, model)  # fmt: skip
@@ -172,7 +172,7 @@ def _check_carrier(
         raise ConfigError("--address and --port are of sockets, and --links is a folder", "Leave them out.")
 
 
-def _at_folder(carrier: FolderCarrier, invitation: Invitation, place: Joined) -> tuple[Asking, None]:
+def _ask_at_folder(carrier: FolderCarrier, invitation: Invitation, place: Joined) -> tuple[Asking, None]:
     from fedgossip.net.invites.invite_folder import FolderClient
 
     poll_seconds = 0.0 if carrier.once else carrier.poll_seconds
@@ -310,7 +310,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnM
         proposals.check_data(experiment, own.data)
         proposals.check_model(experiment, own.model)
         script_of(experiment, own.script)
-    echo(columns(shown_terms(declared_run(experiment), proposal, invitation, own, code)), err=True)
+    echo(columns(show_terms(declared_run(experiment), proposal, invitation, own, code)), err=True)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("there is no terminal to confirm at", "Read the above, and add --yes if you agree.")
@@ -321,7 +321,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnM
     return compose.plan(experiment)
 
 
-def shown_terms(
+def show_terms(
     run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: OwnMachine, code: list[str]
 ) -> list[tuple[str, str]]:
     """Print the facts for a person's consent before anything runs."""
@@ -348,7 +348,7 @@ def shown_terms(
         ("Seen", terms.seen),
         ("Budget", terms.budget),
         ("Code", _whose_code(code, own.script)),
-        *_of_the_machine(e),
+        *_list_machine_settings(e),
     ]
     if own.carrier:
         rows.append(
@@ -359,7 +359,7 @@ def shown_terms(
     return rows
 
 
-def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
+def _list_machine_settings(e: Experiment) -> list[tuple[str, str]]:
     from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
 
     usual = TrainSettings()
@@ -419,7 +419,7 @@ def _take_part(
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # for every possible seat
     with contextlib.ExitStack() as stack:
         listens = seats.called or bool(own.lead and not own.carrier)
-        port = _held(stack, place, own.port) if listens else None
+        port = _reserve_port(stack, place, own.port) if listens else None
         address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
         # an unreadable file or an impossible model is reported before the wait
@@ -475,7 +475,7 @@ def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:
     return pause
 
 
-def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
+def _reserve_port(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
     """Reserve the port of this member, the same in every process; return its number."""
     from fedgossip.net.relays.addresses import hold_port, port_of
     from fedgossip.runs.run_directory import write_whole

@@ -21,7 +21,7 @@ PORT = 5700
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
+def _check_own(context: click.Context, option: click.Parameter, path: Path) -> Path:
     """Return the path of a key or policy of this user: given on the command line, or marked by this user."""
     usual = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.DEFAULT
     if usual and path.exists():
@@ -35,13 +35,13 @@ def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
 def key_option(meaning: str, usual: Path = DEFAULT, name: str = "--key") -> Option:
     """Return the option for a key of this user."""
     return click.option(name, f"{usual.stem}_key" if usual != DEFAULT else "key", type=click.Path(path_type=Path),
-                        default=usual, show_default=True, callback=_own, help=meaning)  # fmt: skip
+                        default=usual, show_default=True, callback=_check_own, help=meaning)  # fmt: skip
 
 
 def policy_option(meaning: str) -> Option:
     """Return the option for the policy of this user."""
     return click.option("--policy", type=click.Path(path_type=Path), default=POLICY, show_default=True,
-                        callback=_own, help=meaning)  # fmt: skip
+                        callback=_check_own, help=meaning)  # fmt: skip
 
 
 _CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
@@ -64,7 +64,7 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     from fedgossip.net.identity import Identity, check_unused
 
     check_unused(out)  # before it asks for an address
-    where = "" if calls else address if address is not None else _own_address()
+    where = "" if calls else address if address is not None else _ask_address()
     if not calls:
         check_reachable(where, "--address")
     identity = Identity.new()
@@ -74,7 +74,7 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     echo(text, nl=False)
 
 
-def _own_address() -> str:
+def _ask_address() -> str:
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import find_own_address
 
@@ -89,7 +89,7 @@ def _own_address() -> str:
 
 
 @keys.command()
-@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT, callback=_own)
+@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT, callback=_check_own)
 @click.option("--block", "whole", is_flag=True, help="Print the whole block that was printed when FILE was made.")
 @click.option("--id", "node", type=click.IntRange(min=0), help="Print the block with this id, and a new signature.")
 @click.option("--address", help="Where this peer listens, for the block.")

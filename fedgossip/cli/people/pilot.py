@@ -15,9 +15,9 @@ import click
 from fedgossip.cli.people.host import (
     INVITE_PORT,
     PEER_PORT,
-    given_addresses,
     hold,
     listening_at,
+    parse_addresses,
     relay_address,
     relay_option,
     report_unreached,
@@ -25,7 +25,7 @@ from fedgossip.cli.people.host import (
     wait_for_members,
 )
 from fedgossip.cli.people.invited import invite_text, keep_experiment
-from fedgossip.cli.people.join import OwnMachine, WaitingLines, calling, explained, shown_terms
+from fedgossip.cli.people.join import OwnMachine, WaitingLines, calling, explained, show_terms
 from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.people.pilot_steps import (
     DECLINED,
@@ -117,7 +117,7 @@ def host(
     from fedgossip.plans import compose
 
     given, through = read_answers(answers), [relay_address(one) for one in relays]
-    given_addresses(addresses, PEER_PORT)  # refused before a folder is made
+    parse_addresses(addresses, PEER_PORT)  # refused before a folder is made
     whole, size = _shared(experiment, overrides)
     plan = _federation(compose.plan(whole.experiment))
     seats = invite_joining.seats_of(plan)
@@ -129,10 +129,10 @@ def host(
         hosted = invite_joining.renewed(hosted, time.time(), expires)
         if through:  # each step registers at them separately
             report_unreached(listening_at(stack, hosted.organiser, hosted.ports[0], through, {}), through)
-        here = Whereabouts(hosted.ports[1], through, given=given_addresses(addresses, hosted.ports[1]))
+        here = Whereabouts(hosted.ports[1], through, given=parse_addresses(addresses, hosted.ports[1]))
         way = invite_joining.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-        called = given_addresses(addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
+        called = parse_addresses(addresses, hosted.ports[0]) or find_own_addresses(hosted.ports[0])
         show_invite(written(hosted.invitation([*called, *through])), command="pilot join")
         if not way.party.founders:
             wait_for_members(server, way, plan)
@@ -296,7 +296,7 @@ def _agreed(
     code = proposals.check_code(proposal, experiment, place.path.parent)
     _check_table(experiment, data)
     own = OwnMachine(str(data or ""), "", None, None, place.path / POLICY, None, None)
-    rows = shown_terms(declared_run(experiment), proposal, invitation, own, code)
+    rows = show_terms(declared_run(experiment), proposal, invitation, own, code)
     left_out = ("Sent", "Rounds", "Method") if facts_of(experiment).fit else ("Sent",)
     rows = [("Model", experiment.model.source) if row[0] == "Model" else row for row in rows if row[0] not in left_out]
     echo(columns([*rows, ("Before it", "the plan is shown word by word, and nothing is sent until it is approved")]),

@@ -292,7 +292,7 @@ class Walk:
             if step.name in self._past(DONE):
                 continue
             echo(f"\n{place} of {len(steps)}, {step.name}: {step.what}", err=True)
-            if (code := self._taken(step)) is not None:
+            if (code := self._take(step)) is not None:
                 return code
             self.note(DONE, step=step.name)
         return 0
@@ -302,7 +302,7 @@ class Walk:
 
     def answered(self, question: str) -> str:
         """Return the last answer to a question; "" for none."""
-        return self._given().get(question, "")
+        return self._read_given().get(question, "")
 
     def _lines(self) -> Iterator[tuple[str, Mapping[str, object]]]:
         yield from self.log.past
@@ -317,12 +317,12 @@ class Walk:
         self.log.append(kind, facts)
         self._new.append((kind, facts))
 
-    def _taken(self, step: PilotStep) -> int | None:
+    def _take(self, step: PilotStep) -> int | None:
         """Take one step; return the exit code if the walk ends in it."""
         before = [
             int(str(facts["number"])) for kind, facts in self._lines() if kind == TYPED and facts["step"] == step.name
         ]
-        given = self._given()
+        given = self._read_given()
         if not before:  # else it is decided
             for words in step.shown:
                 if (code := self._typed(self._placed(words))) not in WHOLE:
@@ -348,7 +348,7 @@ class Walk:
             self.note(TYPED, step=step.name, number=number, command=shlex.join(["fedgossip", *placed]), code=code)
         return None
 
-    def _given(self) -> dict[str, str]:
+    def _read_given(self) -> dict[str, str]:
         return {str(facts["question"]): str(facts["answer"]) for kind, facts in self._lines() if kind == ANSWERED}
 
     def note_answer(self, step: str, answer: PilotAnswer) -> None:

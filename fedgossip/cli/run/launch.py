@@ -169,7 +169,7 @@ def launch(
     plan = plan_to_resume(stopped, asked) if stopped else compose.plan(asked)
     check_launchable(plan)
     command = Command(script, arguments, plan.experiment.train.portable, ranks=ranks).checked() if script else None
-    drive = _LaunchDrive(command, _shown(shown, plan.learners), restarts, report, simulate)
+    drive = _LaunchDrive(command, _parse_shown(shown, plan.learners), restarts, report, simulate)
     for line in plan.banner:
         echo(line, err=True)
     folder = stopped or out or new_path(plan, "sim" if simulate else "local", Path("runs"))
@@ -241,7 +241,7 @@ def _check_given(
         raise click.UsageError(f"--resume and {given}: a launched run resumes in its folder, by its own experiment")
 
 
-def _shown(words: str, n: int) -> Sequence[int]:
+def _parse_shown(words: str, n: int) -> Sequence[int]:
     if words in ("all", "none"):
         return range(n) if words == "all" else ()
     parts: list[Any] = words.split(",")

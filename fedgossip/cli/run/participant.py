@@ -54,14 +54,14 @@ def web_options(command: Command) -> Command:
         help="To a relay by the web: certificates of more authorities, such as this network's own.",
     )
     @functools.wraps(command)
-    def taken(*given: Any, proxy: str | None, ca: str | None, **named: Any) -> Any:
+    def run_command(*given: Any, proxy: str | None, ca: str | None, **named: Any) -> Any:
         if proxy is not None or ca is not None:
             from fedgossip.net.relays.web_way import choose
 
             choose(proxy, ca)
         return command(*given, **named)
 
-    return taken
+    return run_command
 
 
 def options(command: Command) -> Command:
@@ -109,7 +109,7 @@ def folder_options(command: Command) -> Command:
     ]  # fmt: skip
 
     @functools.wraps(command)
-    def taken(*words: Any, links: str, poll: float, once: bool, patience: float, **named: Any) -> Any:
+    def run_command(*words: Any, links: str, poll: float, once: bool, patience: float, **named: Any) -> Any:
         from fedgossip.base.errors import ConfigError
 
         if links and not (links.startswith(FOLDER) and links != FOLDER):
@@ -118,7 +118,7 @@ def folder_options(command: Command) -> Command:
             raise ConfigError("--once is for a run over a folder", "Add --links folder:DIR.")
         return command(*words, carrier=_carrier(links, poll, once, patience) if links else None, **named)
 
-    wrapped: Command = taken
+    wrapped: Command = run_command
     for option in reversed(given):
         wrapped = option(wrapped)
     return wrapped
@@ -186,7 +186,7 @@ class Participant:
 
         identity, gate = self._identity(), self.gate or self._gate()
         who = self.title.replace(" ", "")
-        folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
+        folder = self._find_left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
         if self.carrier:
             write_step(folder, self.again or _line(folder.resolve()))
         if self.prepare:
@@ -351,7 +351,7 @@ class Participant:
             echo(f"The model of the best round: {folder / MODEL_BEST}", err=True)
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
-    def _left(self) -> Path:
+    def _find_left(self) -> Path:
         from fedgossip.base.errors import ConfigError, ResumeError
         from fedgossip.runs.checkpoints import incarnation_of
 
@@ -430,8 +430,8 @@ def portable_option(command: Command) -> Command:
 
     @click.option("--portable", is_flag=True, help="The same bits on unlike processors: --set train.portable=true.")
     @functools.wraps(command)
-    def taken(*given: Any, portable: bool, overrides: tuple[str, ...], **named: Any) -> Any:
+    def run_command(*given: Any, portable: bool, overrides: tuple[str, ...], **named: Any) -> Any:
         more = ("train.portable=true",) if portable else ()
         return command(*given, overrides=(*overrides, *more), **named)
 
-    return taken
+    return run_command

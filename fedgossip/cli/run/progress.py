@@ -101,7 +101,7 @@ class Progress:
             case PeerRow() if row.peer == self.own:
                 self._scored = self._scored if row.score is None else (row.score, row.round)
                 self._moved(row.round, describe_own(row, self._scored, self.roles, self.score))
-            case EventRow() if not self._known(row):
+            case EventRow() if not self._is_repeated(row):
                 self._event(row)
 
     def _moved(self, round: int, news: str) -> bool:
@@ -113,7 +113,7 @@ class Progress:
             return True
         return False
 
-    def _known(self, row: EventRow) -> bool:
+    def _is_repeated(self, row: EventRow) -> bool:
         """Whether the event repeats one of the previous round."""
         if row.name != "missed":
             return False

@@ -380,8 +380,8 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
     gains = summary.get("personal")
     if summary["score"]["averaged"] is not None:  # the clients' mean is that of their own models
-        at_clients = _at_clients(record) if gains is None or gains["mean_own"] is None else []
-        rows += [*at_clients, *_own(summary), *_compared(summary)]
+        at_clients = _list_client_scores(record) if gains is None or gains["mean_own"] is None else []
+        rows += [*at_clients, *_list_own_scores(summary), *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
         spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or only clients know it
@@ -392,13 +392,13 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
     return rows
 
 
-def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
+def _list_client_scores(record: Sequence[Row]) -> list[tuple[str, str]]:
     """Return the clients' last measurements, of the previous round's model."""
     tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 
-def _own(summary: RunSummary) -> list[tuple[str, str]]:
+def _list_own_scores(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the scores of the participants' personal models, and how many are worse than others."""
     from fedgossip.core.gains import NOT_MEASURED
 
@@ -420,7 +420,7 @@ def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
     peers, rounds = some(summary["n"], "peer"), some(summary["rounds"], "round")
-    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}"), *_own(summary)]
+    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}"), *_list_own_scores(summary)]
     rows += _compared(summary)
     apart = summary["consensus_distance"]  # None: stopped before there were models
     rows += [] if apart is None else [("consensus distance", f"{apart:.6g}")]

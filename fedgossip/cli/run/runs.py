@@ -34,7 +34,7 @@ def runs(folder: Path | None, as_json: bool) -> None:
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", "Name the folder that holds your runs.")
     searched = SEARCHED if folder is None else (folder,)
-    found = [run for base in searched for run in _found(base)]
+    found = [run for base in searched for run in _list_runs(base)]
     if as_json:
         echo(json.dumps(found))
         return
@@ -90,7 +90,7 @@ _OPTIONAL = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "round
 """Keys that are copied if a file has them."""
 
 
-def _found(folder: Path) -> list[dict[str, Any]]:
+def _list_runs(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
         if (summary := run / SUMMARY).exists():
@@ -145,9 +145,11 @@ def report(
     from fedgossip.report.page.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
-        if out is not None or (paper is None and _given("width", "target")):
+        if out is not None or (paper is None and _find_given("width", "target")):
             text = (
-                "--out is for several runs" if out is not None else f"--{_given('width', 'target')} goes with --paper"
+                "--out is for several runs"
+                if out is not None
+                else f"--{_find_given('width', 'target')} goes with --paper"
             )
             raise click.UsageError(f"{text}: the page of a sweep is in its folder")
         _report_sweep(run_dirs[0], paper, width, target, score)
@@ -155,7 +157,7 @@ def report(
     for folder in run_dirs:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder", "Give the folder of a run, or of a sweep.")
-    if option := _given("paper", "score", "width", "target"):
+    if option := _find_given("paper", "score", "width", "target"):
         advice = "; fedgossip plot RUN... draws a figure of runs" if option == "width" else ""
         raise click.UsageError(f"--{option} is for the folder of a sweep{advice}")
     if len(run_dirs) == 1 and out is None:
@@ -164,7 +166,7 @@ def report(
     echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
 
 
-def _given(*options: str) -> str:
+def _find_given(*options: str) -> str:
     source = click.get_current_context().get_parameter_source
     return next((one for one in options if source(one) is ParameterSource.COMMANDLINE), "")
 

@@ -64,7 +64,7 @@ def _read_all(follower: Follower) -> None:
         pass
 
 
-def _rest(follower: Follower) -> None:
+def _pause(follower: Follower) -> None:
     """Leave the processor to the run, unless much remains to be read."""
     if not follower.behind and not follower.ended:
         time.sleep(POLL_SECONDS)
@@ -95,7 +95,7 @@ def _live(follower: Follower) -> None:
                 while not follower.ended:
                     live.refresh()
                     follower.poll()
-                    _rest(follower)
+                    _pause(follower)
     finally:
         _print(follower)
         echo(_last_line(follower))
@@ -128,7 +128,7 @@ def _lines(follower: Follower) -> None:
         if time.time() - follower.news_at > QUIET_SECONDS and not warned:
             warned = True
             echo(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", err=True)
-        _rest(follower)
+        _pause(follower)
     echo(_last_line(follower))
 
 

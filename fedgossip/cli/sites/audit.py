@@ -232,17 +232,17 @@ def _facts(verdict: Verification) -> dict[str, object]:
 
 def _lines_of(verdict: Verification) -> str:
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
-    about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)
+    about = _describe_log(verdict) if "entries" in verdict.facts else _describe_round(verdict)
     notes = [f"  note: {remark}" for remark in verdict.remarks]
     return "\n".join([f"{head}, {about}", *(f"  {line}" for line in verdict.worded()), *notes])
 
 
-def _of_log(verdict: Verification) -> str:
+def _describe_log(verdict: Verification) -> str:
     facts = verdict.facts
     return f"{facts['entries']} entries, {facts['first']} to {facts['last']}, head {facts['head']}"
 
 
-def _of_round(verdict: Verification) -> str:
+def _describe_round(verdict: Verification) -> str:
     facts = verdict.facts
     if "cohort" not in facts:
         return "no session in it"

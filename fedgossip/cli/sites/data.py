@@ -14,15 +14,15 @@ from fedgossip.cli.sites.sums import (
     SET,
     OtherMachines,
     Record,
-    at_one_desk,
     check_enough,
     check_site,
-    held_by,
+    find_held,
     over_machines,
     print_dry_run,
-    with_others,
+    sum_at_one_desk,
+    sum_with_others,
 )
-from fedgossip.cli.text import NOISY, CommandGroup, columns, echo, with_margin
+from fedgossip.cli.text import NOISY, CommandGroup, columns, echo, format_with_margin
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ def agree(
     if Path(plan.experiment.data.agreed).exists() and not (dry_run or known.goes_on):
         advice = "Remove it to agree again; two agreements of almost the same sites reveal the sites that differ."
         raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
-    held = held_by(plan, known, site)
+    held = find_held(plan, known, site)
     if dry_run:
         plan, task, refused = statistics_task(plan, schema, held)
         return print_dry_run(plan, task, refused, opened_by(task), site, known)
     if endpoints is None:
         plan, task, refused = statistics_task(plan, schema, held, from_seed(plan))
-        return _at_one_desk(plan, task, schema, refused, ledger)
+        return _sum_at_one_desk(plan, task, schema, refused, ledger)
     plan, task, refused = statistics_task(plan, schema, held)
     who = plan.coordinator if site is None else site
     gate = None if site is None else _gate(whole, known, site)
@@ -145,7 +145,7 @@ def agree(
         if not known.is_written(Path(plan.experiment.data.agreed)):
             _write(plan, task, schema, vector, gate)
 
-    return with_others(plan, task, schema.digest, refused, who, known, write, opened_by(task), gate)
+    return sum_with_others(plan, task, schema.digest, refused, who, known, write, opened_by(task), gate)
 
 
 def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
@@ -170,7 +170,7 @@ def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
     return approved(wanted, known.key, how_long(known.policy), None)
 
 
-def _at_one_desk(
+def _sum_at_one_desk(
     plan: FederationPlan,
     task: StatisticsTask,
     schema: TableSchema,
@@ -187,7 +187,7 @@ def _at_one_desk(
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{run_format.SPENT}")):
         echo(line, err=True)
-    run = at_one_desk(plan, task)
+    run = sum_at_one_desk(plan, task)
     if run.summary["status"] == EXHAUSTED:
         text = f"the budget, epsilon at most {plan.section.privacy.max_epsilon:g}, does not allow two rounds of sums"
         raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
@@ -219,7 +219,7 @@ def _show(table: AgreedTable, sites: int) -> None:
     from fedgossip.data.columns.table_schema import INDICATOR
 
     margin = table.records_margin
-    records = with_margin(table.records, margin if isinstance(margin, float) else None)
+    records = format_with_margin(table.records, margin if isinstance(margin, float) else None)
     echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are withheld")
     if table.dropped is not msgspec.UNSET:
         few = f"fewer than {table.suppress}" if table.dropped is None else str(table.dropped)
@@ -249,14 +249,14 @@ def _show(table: AgreedTable, sites: int) -> None:
 def _agreed_line(one: AgreedColumn) -> list[str]:
     at = one.margins.get
     count = one.count if one.missing is not None else None
-    there = [with_margin(count, at("count")), with_margin(one.missing, at("missing"))]
+    there = [format_with_margin(count, at("count")), format_with_margin(one.missing, at("missing"))]
     row = [one.name + (" (label)" if one.label else ""), one.unit, *there]
     if one.categories:
-        counts = [with_margin(count, at("category")) for count in one.counts]
+        counts = [format_with_margin(count, at("category")) for count in one.counts]
         counted = zip(one.categories, counts, strict=True)
         return [*row, *[""] * 5, ", ".join(f"{name}: {count}" for name, count in counted)]
     mean, deviation = (None, None) if one.common else (one.mean, one.deviation)
-    moved = [with_margin(mean, at("mean")), with_margin(deviation, at("deviation"))]
+    moved = [format_with_margin(mean, at("mean")), format_with_margin(deviation, at("deviation"))]
     quantiles = [one.quantiles.get(share) for share in ("0.05", "0.5", "0.95")]
     return [
         *row,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.sites.sums import SET, OtherMachines, Record, held_by, over_machines, summed
+from fedgossip.cli.sites.sums import SET, OtherMachines, Record, find_held, over_machines, summed
 from fedgossip.cli.text import NOISY, columns, echo, short
 from fedgossip.core import run_format
 
@@ -63,7 +63,7 @@ def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool
     if out.exists():
         raise ConfigError(f"{out}: there already", "Name another file with --out.")
     fit = fit_in(model)
-    text, unknown = _of_a_model(model, file, node, run_code=run_code) if fit is None else _scored_by_fit(fit, file)
+    text, unknown = _score_model(model, file, node, run_code=run_code) if fit is None else _scored_by_fit(fit, file)
     if unknown:
         echo(f"not read: {', '.join(unknown)}", err=True)
     with opened(out, "xb") as written:
@@ -71,7 +71,7 @@ def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool
     echo(f"Wrote {out}: {text.count(chr(10)) - 1} rows", err=True)
 
 
-def _of_a_model(model: Path, file: Path, node: int | None, *, run_code: bool) -> tuple[str, Sequence[str]]:
+def _score_model(model: Path, file: Path, node: int | None, *, run_code: bool) -> tuple[str, Sequence[str]]:
     from fedgossip.learning.models.loaded_model import load_model
     from fedgossip.learning.models.scored_tables import scored
 
@@ -134,7 +134,7 @@ def evaluate(
         advice = "Name the experiment, FILE.toml, with the sites that judge the model."
         raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
     if not together and (fit := fit_in(model)) is not None:
-        _of_a_fit(fit, Path(source), as_json=as_json)
+        _judge_fit(fit, Path(source), as_json=as_json)
         return 0
     if together and isinstance(fit_in(model), CoxFit):
         text = f"{model}: proportional hazards, which are judged on a table"
@@ -167,10 +167,10 @@ def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
         echo(json.dumps({"examples": len(examples), **measured}))
         return
     rows = [["examples", str(len(examples))], *([name, f"{value:.6g}"] for name, value in measured.items())]
-    echo(columns([*rows, *_in_the_run(loaded.facts)]))
+    echo(columns([*rows, *_describe_run_score(loaded.facts)]))
 
 
-def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
+def _judge_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
     from fedgossip.sites.fits import fitted_tables
     from fedgossip.sites.fits.cox.cox_result import CoxFit
 
@@ -183,7 +183,7 @@ def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
     echo(columns([["examples", str(records)], *([name, f"{value:.6g}"] for name, value in measured.items())]))
 
 
-def _in_the_run(facts: ModelFacts) -> list[list[str]]:
+def _describe_run_score(facts: ModelFacts) -> list[list[str]]:
     score = facts.score
     if score.get("value") is None:
         return []
@@ -237,7 +237,7 @@ def _together(
     if path.exists() and not (known.dry_run or known.goes_on):
         advice = "Remove it to judge again; two evaluations by almost the same sites reveal the sites that differ."
         raise ConfigError(f"{path}: judged already", advice)
-    held, draw = held_by(plan, known, site), draw_system_entropy if known.endpoints else from_seed(plan)
+    held, draw = find_held(plan, known, site), draw_system_entropy if known.endpoints else from_seed(plan)
     plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
 
     def write(vector: Any, _record: Record) -> None:
@@ -291,7 +291,7 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
         lines += ["", *_groups(found)]
     if found.layout.noise:
         return [*lines, "", WITHHELD]
-    lines += ["", *([_places(found)] if found.places else []), *(_named(found))]
+    lines += ["", *([_places(found)] if found.places else []), *(_describe_sites(found))]
     return [*lines, *_membership(found)]
 
 
@@ -375,7 +375,7 @@ def _places(found: Evaluation) -> str:
     return f"{found.layout.score} of each site, the worst first: {text}{few}"
 
 
-def _named(found: Evaluation) -> list[str]:
+def _describe_sites(found: Evaluation) -> list[str]:
     within = {one.site: f" ± {one.score_within:.2g}" if one.score_within else "" for one in found.named}
     return [f"site {one.site}: {short(one.score)}{within[one.site]} on {one.records} records" for one in found.named]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
-from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
+from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, find_held, over_machines, summed
 from fedgossip.cli.text import columns, echo, short
 from fedgossip.core import run_format
 
@@ -80,7 +80,7 @@ def fit(
     if bin_records and getattr(layout.design, "bin_records", bin_records) < bin_records:
         text = f"bin_records = {layout.design.bin_records} in model.source, and this site asks for {bin_records}"
         raise ConfigError(text, f"Agree with the others on trees:...?bin_records={bin_records}, or take no part.")
-    held = held_by(planned.plan, known, site)
+    held = find_held(planned.plan, known, site)
     plan, task, refused = planned.of_sites(held)
     if not dry_run:
         up, down = plan.count_upload_bytes(task.length, task.dtype), task.length * task.dtype.itemsize
@@ -175,7 +175,7 @@ def why_not(found: Any) -> str:
     return WORDS[type(found).__name__][1](found)
 
 
-def _after(steps: int) -> str:
+def _describe_steps(steps: int) -> str:
     return f"not at the end after {'one step' if steps == 1 else f'{steps} steps'}"
 
 
@@ -251,7 +251,7 @@ def _glm_not(found: GlmFit) -> str:
         advice = "Leave out the separating column (the largest estimates), or use softmax with weight_decay."
         return f"error: {text}\n{advice}"
     if found.steps < d.steps:
-        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}."
+        return f"error: {_describe_steps(found.steps)}: {CUT_SHORT}\n{LOOK}."
     return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
 
 
@@ -293,10 +293,10 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     if found.proportional:
         rows = [[one.name, short(one.statistic), str(one.freedom), chance(one.p)] for one in found.proportional]
         lines.append(columns([["effect changes with time", "chi squared", "degrees of freedom", "p"], *rows]))
-    return [*lines, _seen(found)]
+    return [*lines, _describe_seen(found)]
 
 
-def _seen(found: CoxFit) -> str:
+def _describe_seen(found: CoxFit) -> str:
     from fedgossip.sites.fits.cox.cox_sums import EFRON
 
     each = f"{len(found.coefficients) + 1} sums over those at risk"
@@ -317,9 +317,9 @@ def _cox_not(found: CoxFit) -> str:
     text = f"the likelihood grows without end with the estimate of {name}: it orders the records by {d.event} = 1"
     if max(scaled) < 5 and found.steps < d.steps:
         small = 'or keep estimates small:  model.source = "cox?ridge=1"'
-        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}; {small}."
+        return f"error: {_describe_steps(found.steps)}: {CUT_SHORT}\n{LOOK}; {small}."
     if max(scaled) < 5:
-        text = f"{_after(found.steps)}; the largest estimate is that of {name}"
+        text = f"{_describe_steps(found.steps)}; the largest estimate is that of {name}"
     return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'
 
 

@@ -67,7 +67,7 @@ def membership(
     if file.endswith(".toml"):
         if site is None or holdout is not None:
             raise ConfigError(f"{file}: an experiment, of which a site has records", "Give --id K, and no --holdout.")
-        sides = _of_site(loaded, Path(file), site, run_code=run_code)
+        sides = _ask_of_site(loaded, Path(file), site, run_code=run_code)
     elif holdout is None or site is not None:
         raise ConfigError(f"{file}: records that the model was trained on", "Name others with --holdout, and no --id.")
     else:
@@ -81,7 +81,7 @@ def membership(
     return FLAGGED if found.flagged else 0
 
 
-def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> list[Asked]:
+def _ask_of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> list[Asked]:
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.custom import check_allowed
     from fedgossip.experiment import load_experiment
@@ -165,7 +165,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
 
     made = _federated(experiment, overrides, "a run without a privacy budget", BUDGET)
     agreed = key is not None and not is_unagreed(made.experiment)  # its ledger holds that then
-    found = outlook(made, node, _before(made, node, key) if key else (), agreed=agreed)
+    found = outlook(made, node, _read_spent(made, node, key) if key else (), agreed=agreed)
     if as_json:
         import msgspec
 
@@ -192,7 +192,7 @@ def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, adv
     return plan
 
 
-def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
+def _read_spent(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.federated.ledger import data_of, read_releases
 
@@ -339,7 +339,7 @@ def ledger(
         echo(f"{one.data[-1]}{f', records {one.records[:16]}' if one.records else ''}")
         if len(one.data) > 1:
             echo(f"    also known as {', '.join(one.data[:-1])}")
-        echo(f"    epsilon {one.epsilon:.4g}{allowed} for each record at delta {delta:g}, {_in_runs(one)}")
+        echo(f"    epsilon {one.epsilon:.4g}{allowed} for each record at delta {delta:g}, {_describe_runs(one)}")
         if one.exact:
             echo(f"    and {counted(one.exact)} without noise, which no epsilon covers")
     if held:
@@ -373,7 +373,7 @@ def _allow_other_sites(path: Path) -> None:
     echo("Sums that were made of these records may now be made with other sites.", err=True)
 
 
-def _in_runs(one: RecordsSpent) -> str:
+def _describe_runs(one: RecordsSpent) -> str:
     runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
     releases = "1 release" if one.releases == 1 else f"{one.releases} releases"
     return f"by {releases} with noise; {runs}"

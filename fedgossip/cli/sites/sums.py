@@ -93,7 +93,7 @@ class OtherMachines:
         return self.goes_on and result.exists()
 
 
-def with_others(
+def sum_with_others(
     plan: FederationPlan,
     task: LocalTask,
     digest: str,
@@ -189,7 +189,7 @@ def _writing(
     return concluded
 
 
-def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
+def find_held(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
     """Return the sites with files on this machine.  Raises ConfigError for a site that does not exist."""
     from fedgossip.base.errors import ConfigError
 
@@ -201,7 +201,7 @@ def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Seq
     return range(plan.learners) if known.endpoints is None else []
 
 
-def at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
+def sum_at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
     """Compute the sums of files that are all on this machine."""
     from fedgossip.drivers.simulate import simulate_plan
 
@@ -248,12 +248,12 @@ def summed(
         return print_dry_run(plan, task, refused, opened, site, known)
     if known.endpoints is not None:
         who = plan.coordinator if site is None else site
-        return with_others(plan, task, digest, refused, who, known, write, opened)
+        return sum_with_others(plan, task, digest, refused, who, known, write, opened)
     check_enough(plan, refused)
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{run_format.SPENT}")):
         echo(line, err=True)
-    run = at_one_desk(plan, task)
+    run = sum_at_one_desk(plan, task)
 
     def record(to: Path) -> None:
         keep(to, plan, run)

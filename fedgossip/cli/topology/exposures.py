@@ -43,7 +43,7 @@ def rows(audit: Audit) -> list[tuple[str, ...]]:
 
 
 def _cells(victims: Victims, others: int) -> tuple[str, str]:
-    return f"{len(victims)} of {others}", _after(victims) if victims else "-"
+    return f"{len(victims)} of {others}", _count_rounds(victims) if victims else "-"
 
 
 def meanings(audit: Audit) -> list[str]:
@@ -63,7 +63,7 @@ def verdict(audit: Audit, schedule: Schedule, reason: str | None) -> list[str]:
     name = schedule.mixing(0).topology.label
     lines = [_plain(audit, name)]
     if reason:
-        return [*lines, f"{reason[0].upper()}{reason[1:]}.{_in_sums(audit.find('sums', 'training'), name)}"]
+        return [*lines, f"{reason[0].upper()}{reason[1:]}.{_describe_sums(audit.find('sums', 'training'), name)}"]
     lines.append(_training(audit, name))
     lines += _averaging(audit.find("sums", "averaging"), name)
     return [*lines, _pooled(schedule)]
@@ -76,7 +76,7 @@ def _plain(audit: Audit, name: Name) -> str:
     return f"{seen}; by averaging alone up to {_counted(len(solved), 'first vector')} can be solved for."
 
 
-def _in_sums(exposure: Exposure, name: Name) -> str:
+def _describe_sums(exposure: Exposure, name: Name) -> str:
     curious, victims = worst(exposure.exact)
     return f"  From sums {_whom(curious, victims, name)}{_such(exposure.exact)}." if victims else ""
 
@@ -120,7 +120,7 @@ def _pooled(schedule: Schedule) -> str:
 
 
 def _whom(curious: Set, victims: Victims, name: Name) -> str:
-    return f"{_names(curious, name)} can solve for {_names(sorted(victims), name)} after {_after(victims)}"
+    return f"{_names(curious, name)} can solve for {_names(sorted(victims), name)} after {_count_rounds(victims)}"
 
 
 def _such(count: Mapping[Set, Victims]) -> str:
@@ -139,7 +139,7 @@ def _sees(nodes: Sequence[int]) -> str:
     return "sees" if len(nodes) == 1 else "see"
 
 
-def _after(victims: Victims) -> str:
+def _count_rounds(victims: Victims) -> str:
     return _counted(max(victims.values()), "round")
 
 

@@ -26,10 +26,10 @@ def title(schedule: Schedule) -> str:
 
 def rows(promise: Forecast) -> list[tuple[str, str, str]]:
     """Return (quantity, value, meaning) of one graph, or of a schedule as far as known."""
-    return _of_one_graph(promise) if promise.period == 1 else _of_rounds(promise)
+    return _describe_graph(promise) if promise.period == 1 else _describe_rounds(promise)
 
 
-def _of_one_graph(promise: Forecast) -> list[tuple[str, str, str]]:
+def _describe_graph(promise: Forecast) -> list[tuple[str, str, str]]:
     rows = [
         ("most neighbours", str(promise.degree_max), "models that the busiest node sends per round"),
         ("spectral gap", _number(promise.spectral_gap, promise), f"{GAP_MEANS} (0 none, 1 all)"),
@@ -51,7 +51,7 @@ def _of_one_graph(promise: Forecast) -> list[tuple[str, str, str]]:
     return [*rows, ("computed by", promise.method, _error(promise))]
 
 
-def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
+def _describe_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
     """Return the guarantees of a schedule, without the gap of one step."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
     long_run = (promise.rate or None) if promise.period else None

@@ -135,7 +135,7 @@ def show(
         table.add_row(*row)
     out.print(table)
     out.print(promises.ranking(gamma), highlight=False)
-    for line in [*_signed(schedule), *_drawn(graph, seed), *_about(graph)]:
+    for line in [*_signed(schedule), *_describe_draw(graph, seed), *_about(graph)]:
         out.print(line, style="dim", highlight=False)
 
 
@@ -251,7 +251,7 @@ def _signed(schedule: Schedule) -> list[str]:
     return [f"The smallest weight is {least:.4g}: a model may count negatively."] if least < 0 else []
 
 
-def _drawn(graph: str, seed: int) -> list[str]:
+def _describe_draw(graph: str, seed: int) -> list[str]:
     if not is_drawn(graph):
         return []
     return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
