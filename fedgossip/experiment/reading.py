@@ -222,7 +222,9 @@ def _not_toml(path: Path, content: str, text: str) -> ConfigError:
     if text.startswith("Cannot overwrite a value") and line:
         written = content.splitlines()[int(line[1]) - 1].partition("=")[0].strip()
         return ConfigError(f"{path}: {written!r} is given twice, in line {line[1]} again", "Take one of the two out.")
-    return ConfigError(f"{path}: not TOML: {text}", "Strings need quotes; sections are [name].")
+    return ConfigError(
+        f"{path}: not TOML: {text}", "Strings need quotes; sections are [name]; whole numbers have at most 64 bits."
+    )
 
 
 def _override(content: dict[str, Any], text: str) -> None:

@@ -63,7 +63,8 @@ RING = '[topology]\ngraph = "ring"\nn = 4\n'
             "Leave it out",
         ),
         (f'{RING}[task]\nkind = "averaging"\n[model]\nsource = "cnn:small"\n', "model.source of averaging", "Leave it"),
-        (f"rounds = {10**23}\n{RING}", "is out of range", "at most 2,147,483,647"),
+        (f"rounds = {10**12}\n{RING}", "is out of range", "at most 2,147,483,647"),
+        (f"rounds = {10**23}\n{RING}", "a whole number of more than 64 bits", "at most 64 bits"),
         (f"{RING}[train]\nlr = inf\n", "lr = inf is out of range", "a finite number"),
     ],
 )

@@ -260,13 +260,13 @@ def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
     told = " ".join(BOARDS.read_text().split())
     plan = compose.plan(fedgossip.load_experiment(tmp_path / "board.toml"))
     p = plan.experiment.budget
-    assert p and f"odds that are better by at most {meaning(p.max_epsilon, 'record').split()[-2]} times" in told
-    assert f"and {p.max_epsilon:g} is the epsilon behind" in told and f"The delta, {p.delta:g}, is" in told
+    assert p and f"improve the odds by a factor of at most {meaning(p.max_epsilon, 'record').split()[-2]}, and" in told
+    assert f"and {p.max_epsilon:g} is the epsilon for that number" in told and f"The delta, {p.delta:g}, is" in told
     spent = "agreed.json.spent"
     ledger = plan_spent(tmp_path / spent, plan)
     assert ledger.total == outlook(plan, 0).total, "with the statistics, before and after they were made"
     assert f"{ledger.epsilon:.3g} for the training, and {ledger.total:.3g} together with the agreed averages" in told
-    assert f"fewer than {plan.least} sites" in told and f"as long as {plan.least} are there" in told  # type: ignore[attr-defined]
+    assert f"fewer than {plan.least} sites" in told and f"if at least {plan.least} remain" in told  # type: ignore[attr-defined]
     lines = [(tmp_path / f"site-{site}.csv").read_text().splitlines() for site in range(CLIENTS)]
     records = sum(map(len, lines)) - CLIENTS
     counted = json.loads((tmp_path / "agreed.json").read_text())["records"]

@@ -331,7 +331,7 @@ def _learns(statement: PlanStatement) -> str:
         return "Nothing: the sites evaluate an existing model, each on its own records."
     if e["task"]["kind"] in SUMS and statement.table:
         return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
-    text = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
+    text = f"To predict {', '.join(statement.table.labels)}, by a" if statement.table else "A"
     return f"{text} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
 
 
