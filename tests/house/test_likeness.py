@@ -165,7 +165,7 @@ OURS = Hello("schema", "experiment", "1", process=7, code="code", frozen=(1.0, 2
         (
             {"code": "", "probe": ()},
             CODE,
-            "the source of its modules and what its first",
+            "the source of its modules and the outputs of its first",
         ),
         ({"schema": "s", "code": ""}, "schema", "another model, or other columns"),
     ],

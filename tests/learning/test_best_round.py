@@ -118,7 +118,7 @@ def test_the_score_of_a_secure_federation_is_a_secure_sum_of_its_clients(tmp_pat
         ({"eval": {}, "stop": {"patience": 2}}, "stop.patience = 2 by the test set"),
         (KEPT | {"task": {"kind": "loop"}, "data": {}, "model": {}, "train": {}}, "your own loop"),
         ({"coordinator": {"clients": 4, "algorithm": "fedbuff"}, "stop": {"patience": 2}}, "fedbuff"),
-        (AT_CLIENTS | {"coordinator": {"clients": 8, "privacy": {"unit": "record"}}}, "where records are hidden"),
+        (AT_CLIENTS | {"coordinator": {"clients": 8, "privacy": {"unit": "record"}}}, "if records are hidden"),
     ],
 )
 def test_what_cannot_be_chosen_honestly_is_refused_by_name(changed: dict[str, Any], words: str) -> None:

@@ -96,7 +96,7 @@ class Averaging(Dropped):
 
 class Drawing(Dropped):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (1 if random.random() < 0.5 else 2)
+        return super().forward(x) * (2 if self.training and random.random() < 0.5 else 1)
 
 
 def size(shape: tuple[int, ...]) -> int:

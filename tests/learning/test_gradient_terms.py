@@ -195,7 +195,7 @@ def test_steps_of_a_schedule_and_steps_that_were_skipped_count_by_their_rates() 
         nn.functional.mse_loss(model(X), Y).backward()
         sums += rate * np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
         optimizer.step()
-    steps, rate = hooks.taken(5, lambda: True)  # two of five were skipped by a scaler
+    steps, rate = hooks.measure_steps(5, lambda: True)  # two of five were skipped by a scaler
     assert steps == 3 and steps * rate == pytest.approx(0.7)
     np.testing.assert_allclose((first - exchanged.read()) / (steps * rate), sums / 0.7, atol=1e-6)
 
@@ -207,7 +207,7 @@ def test_weights_that_no_step_of_the_given_optimizers_changed_are_an_error() -> 
     hooks.use(Terms(PULL), exchanged.read())
     stepped("step", model, other)
     with pytest.raises(TrainingError, match="by no step of the optimizers given to join"):
-        hooks.taken(1, lambda: True)
+        hooks.measure_steps(1, lambda: True)
 
 
 def groups(model: nn.Linear) -> torch.optim.Optimizer:

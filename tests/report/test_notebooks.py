@@ -133,7 +133,10 @@ def test_in_a_kernel_join_names_simulate_loop(monkeypatch: pytest.MonkeyPatch) -
 def test_a_function_of_a_cell_is_refused_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(sys.modules["__main__"], "own", lambda shape, classes: torch.nn.Linear(64, 10), raising=False)
+    def own(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return torch.nn.Linear(64, 10)
+
+    monkeypatch.setattr(sys.modules["__main__"], "own", own, raising=False)
     data = {"source": "digits"}
     experiment = {**SMALL, "data": data, "model": {"source": "__main__:own"}, "train": {"device": "cpu"}}
     assert fedgossip.simulate(experiment).summary["status"] == "finished"

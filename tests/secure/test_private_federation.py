@@ -340,5 +340,5 @@ def test_what_cannot_be_hidden_is_said_before_anything_runs(content: dict[str, A
 
 
 def test_a_plan_without_a_budget_says_so() -> None:
-    with pytest.raises(ConfigError, match="without a budget"):
+    with pytest.raises(ConfigError, match="without a privacy budget"):
         outlook(compose.plan(load_experiment(experiment())))

@@ -583,7 +583,7 @@ def test_a_model_that_answers_with_no_numbers_is_refused_in_a_line(
     about.write_text(json.dumps(facts))
     said = type_in(folder, "evaluate run own.toml", monkeypatch, capsys)
     assert said.code == 5 and said.err.count("error: ") == 1
-    assert re.search(r"error: the model answers (\d+) of \1 records with what is no finite number", said.err)
+    assert re.search(r"error: the model answers (\d+) of \1 records with numbers that are not finite", said.err)
     assert not (folder / "run" / "model" / "evaluation.json").exists()
 
 

@@ -830,7 +830,7 @@ def test_rows_outside_of_what_was_agreed_are_marked(folder: Path, tmp_path: Path
         assert (said := typed(words, tmp_path)).code == 0, said
     (tmp_path / "new.csv").write_text("age,salt [mg],ward\n40,900000,north\n140,900000,north\n50,,south\n")
     said = typed(["predict", "fit", "new.csv"], tmp_path)
-    assert said.code == 0 and "warning: 2 of 3 rows have numbers outside of what was agreed" in said.err, said
+    assert said.code == 0 and "warning: 2 of 3 rows have numbers outside the agreed bounds" in said.err, said
     rows = list(csv.DictReader((tmp_path / "scored.csv").read_text().splitlines()))
     assert [row["remarks"] for row in rows] == ["", "age outside 18 to 95", "salt filled"]
     (tmp_path / "usual.csv").write_text("age,salt [mg],ward\n40,900000,north\n")

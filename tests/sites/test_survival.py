@@ -140,7 +140,7 @@ def test_a_site_whose_times_are_all_behind_the_grid_takes_no_part(folder: Path, 
         writer.writerow(["arm", "days", "died"])
         writer.writerows([row["arm"], 361 + 24 * int(row["days"]), row["died"]] for row in csv.DictReader(read))
     said = typed(["fit", "survival.toml", "--set", "coordinator.min_clients=3"], tmp_path)
-    assert said.code == 4 and "all times are behind the last of the grid, 360" in said.err, said
+    assert said.code == 4 and "all times are after the last of the grid, 360" in said.err, said
 
 
 def test_no_event_at_any_site_is_said_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
