@@ -127,9 +127,9 @@ def _meeting(changing: Schedule, head: str) -> Schedule:
 
 
 def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
-    path = files.ready_path(word)
-    if _looks_like_path(word) and word.partition(":")[0] not in FAMILIES:
-        path = (base or Path()) / Path(word).expanduser()
+    if word.partition(":")[0] in FAMILIES:
+        return None
+    path = (base or Path()) / Path(word).expanduser() if _looks_like_path(word) else files.ready_path(word)
     found = files.load_mixing(path) if path is not None else None
     if found is not None:
         require_size(found.topology, word, n)
