@@ -434,7 +434,7 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
     """Raise ConfigError for invalid values of [coordinator]."""
     c = experiment.coordinator
     if 0 < c.privacy.test_noise < TEST_NOISE_LEAST:
-        advice = f"Set it to 0, so that nothing is published, or to at least {TEST_NOISE_LEAST:g}."
+        advice = f"Set it to 0, so that no count is sent, or to at least {TEST_NOISE_LEAST:g}."
         raise ConfigError(f"{where}: coordinator.privacy.test_noise = {c.privacy.test_noise} hides nothing", advice)
     if c.cohort is not None and c.participation != 1.0:
         raise ConfigError(f"{where}: coordinator.cohort and coordinator.participation", "Give one of them.")
