@@ -498,10 +498,7 @@ def ignores(engine: str, key: str) -> bool:
 
 
 def ignored_by(engine: str, given: Experiment | Mapping[str, object]) -> list[str]:
-    """Return a line on the keys that the engine ignores, to be printed before a run; an empty list if there are none.
-
-    `given` may also be the content of an incomplete file.
-    """
+    """Return the line on the keys that the engine ignores, if any; `given` may be the content of an incomplete file."""
     if isinstance(given, Mapping):
         sections = {name: one for name, one in given.items() if isinstance(one, Mapping)}
         keys = [f"{name}.{key}" for name, section in sections.items() for key in section]

@@ -32,13 +32,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
-from fedgossip.plans.completeness import (
-    Lacking,
-    count_missing_clients,
-    count_missing_updates,
-    find_missing_work,
-    with_exchanges,
-)
+from fedgossip.plans import completeness
 from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
@@ -185,9 +179,7 @@ class FederationPlan(Plan):
         return CodedClient(self.federated.clients, coding, added=self.secure) if coding else self.federated.clients
 
     def count_upload_bytes(self, length: int, kind: np.dtype[np.floating]) -> int:
-        """Return the bytes of vectors in a client's answer to the first round; with a secure sum those of the masked
-        vector.
-        """
+        """Return the bytes of vectors in a client's first answer; with a secure sum those of the masked vector."""
         if words := self.masked(length):
             return 4 * words
         if coding := self.coding(length, kind):
@@ -240,10 +232,7 @@ class FederationPlan(Plan):
         return range(self.learners) if self.vacancies else ()
 
     def with_engine(self, engine: str) -> FederationPlan:
-        """Return the plan for `engine`; "sim" makes the machines of many clients at their first invitation.
-
-        Not with faults, which name clients earlier, nor with fedbuff, which invites all of them early.
-        """
+        """Return the plan for `engine`; "sim" makes machines of many clients late, except with faults and fedbuff."""
         many = engine == "sim" and self.learners > SEATED_MOST and not self.buffered
         flat = not self.section.tiers
         return replace(self, vacancies=many and flat and not self.experiment.faults)
@@ -316,9 +305,7 @@ class FederationPlan(Plan):
         return purse_of(p, *cost, log, before, self.client_settings.tests, total)
 
     def with_shares(self, shares: DataShares) -> FederationPlan:
-        """Return the plan with these numbers.  Raises ConfigError if a secure sum cannot hold those of a client in this
-        process.
-        """
+        """Return the plan with these numbers.  Raises ConfigError if a secure sum cannot hold a local client's."""
         sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
         if self.secure and self._by_examples:
             check_weights(sized.weight_max, shares.trained_on, self.roles)
@@ -361,9 +348,7 @@ class FederationPlan(Plan):
 
     @property
     def weight_max(self) -> int:
-        """Maximum number of examples of a client in a secure sum: the experiment's; otherwise as all sizes require and
-        bits allow.
-        """
+        """Maximum number of examples of a client in a secure sum; by default as sizes require and bits allow."""
         return weight_max_for(self.section.secure, max(self.sizes or (), default=0))
 
     @property
@@ -592,21 +577,21 @@ class FederationPlan(Plan):
         whole = all(word in ("finished", EXHAUSTED) for word in words) or not any(words)  # arrays have no clients
         return "finished" if whole else PARTIAL
 
-    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> completeness.Lacking:
         if node is not None and self.learners <= node < self.coordinator:
-            return Lacking()  # a leaf coordinator has no rounds
+            return completeness.Lacking()  # a leaf coordinator has no rounds
         all_in_each = self.cohort == self.learners and not self.buffered and self.section.available is None
-        found = find_missing_work(rows, self.coordinator, node, all_in_each=all_in_each)
-        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+        found = completeness.find_missing_work(rows, self.coordinator, node, all_in_each=all_in_each)
+        return completeness.with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
         if isinstance(row, NetworkRow) or row.peer != self.coordinator:
             return 0, 0
         if self.buffered:
-            return count_missing_updates(row)
+            return completeness.count_missing_updates(row)
         if not isinstance(row, PeerRow) or not row.round:
             return 0, 0
-        return count_missing_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
+        return completeness.count_missing_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self, parameters, itemsize)
