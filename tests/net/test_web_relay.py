@@ -30,7 +30,7 @@ from fedgossip.net.relays import relay_client, web_stream, web_way
 from fedgossip.net.relays.relay import Door, Limits
 from fedgossip.net.relays.relay_client import ask_relay
 from fedgossip.net.relays.roster_file import ANSWER, CALL, ECHO, ECHO_BYTES, LISTEN, NO_TARGET, TOKEN_BYTES
-from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled
+from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled, spliced
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES, WebStream
 from fedgossip.net.relays.web_way import open_web
 from fedgossip.net.transport import Rejected, Routed
@@ -265,6 +265,65 @@ def test_who_sends_pings_and_reads_no_pong_is_parted(monkeypatch: pytest.MonkeyP
                     sent += 1000 * len(PING)
         wait_until(lambda: running.relay._connections == 0, SECONDS, "it is hung up on")
         assert sent < 32 << 20 and by_web(running.address)
+
+
+def test_a_caller_that_writes_much_at_once_and_reads_is_served() -> None:
+    """What it wrote itself waits for the network; only unread pongs count as a fault of the other end."""
+
+    async def both() -> int:
+        caller, callee = await call(running.address)
+        size, found = 8 * web_stream.UNREAD_BYTES_MAX, 0
+        caller[1].write(bytes(size))  # without a drain: all of it waits at the caller
+        callee[1].write(b"." * (1 << 16))
+        while found < 1 << 16:
+            found += len(await caller[0].read(1 << 16))
+        got = 0
+        while got < size:
+            got += len(await callee[0].read(1 << 16))
+        return got
+
+    with relay_running(Limits(rate=1e9), scheme="ws") as running:
+        assert done(both()) == 8 * web_stream.UNREAD_BYTES_MAX
+
+
+class Slow:
+    """Both halves of a stream, and its transport: what is written waits until the connection is closed."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.waiting, self.sent = list(pieces), b"", b""
+        self.closed = asyncio.Event()
+        self.transport = self
+
+    async def read(self, size: int) -> bytes:
+        if self.pieces:
+            return self.pieces.pop(0)
+        await self.closed.wait()
+        return b""
+
+    def write(self, data: bytes) -> None:
+        self.waiting += data
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None:
+        self.sent += self.waiting
+        self.abort()
+
+    def abort(self) -> None:
+        self.waiting = b""
+        self.closed.set()
+
+    async def wait_closed(self) -> None:
+        await self.closed.wait()
+
+
+def test_what_an_end_sent_before_it_closed_is_passed_on() -> None:
+    async def passed() -> bytes:
+        one, other = Slow(b"first", b"last", b""), Slow()
+        await spliced((one, one), (other, other), SECONDS)  # type: ignore[arg-type]
+        return other.sent
+
+    assert asyncio.run(passed()) == b"firstlast"
 
 
 def test_a_relay_that_asks_whether_one_is_alive_and_reads_nothing_is_called_anew(

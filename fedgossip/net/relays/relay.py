@@ -43,6 +43,7 @@ from fedgossip.net.relays.splice import (
     Rate,
     Stream,
     StreamSink,
+    close_flushed,
     hang_up,
     patient,
     settled,
@@ -208,6 +209,7 @@ class Relay:
             if found := await self._admit((reader, writer), entrance):
                 try:
                     await self._serve(*found)
+                    await close_flushed(found[1][1])
                 finally:
                     hang_up(found[1][1])
         except (OSError, EOFError, TimeoutError, PeerError):
@@ -239,8 +241,7 @@ class Relay:
         if wanted is None or (allowed is not None and not _may(wanted, allowed)):
             self.counts["refused"] += 1
             writer.write(NO)
-            await writer.drain()
-            hang_up(writer)
+            await close_flushed(writer)
             return None
         return wanted, (reader, writer)
 
@@ -290,7 +291,6 @@ class Relay:
         if callee is None:
             self.counts["nobody"] += 1
             stream[1].write(NO)
-            await stream[1].drain()
             return
         token = secrets.token_bytes(TOKEN_BYTES)
         waiting = self._waiting[token] = _Ringing(wanted.key, wanted.target)
@@ -299,7 +299,7 @@ class Relay:
             other = await asyncio.wait_for(waiting.answered, ANSWER_SECONDS)
         except TimeoutError:
             stream[1].write(NO)
-            await stream[1].drain()
+            await close_flushed(stream[1])
             raise
         finally:
             del self._waiting[token]
@@ -324,7 +324,6 @@ class Relay:
         if waiting is None or waiting.callee != wanted.key or waiting.answered.done():
             self.counts["refused"] += 1
             stream[1].write(NO)
-            await stream[1].drain()
             return
         waiting.answered.set_result(stream)
         with contextlib.suppress(OSError):

@@ -17,6 +17,9 @@ from fedgossip.net.streams.sealed_stream import notice_silence
 PIECE_BYTES = 64 * 1024
 """Maximum number of bytes held of one direction; the same number may wait in each buffer."""
 
+FLUSH_SECONDS = 5.0
+"""Seconds for an end to read what was written to it, when its connection ends."""
+
 
 class StreamSource(Protocol):
     """The reading end of a splice and a relay: asyncio's of TCP, or a WebSocket's."""
@@ -55,7 +58,10 @@ class Rate:
 
 
 async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | None = None) -> None:
-    """Pass bytes in both directions until either ends or nothing arrives for `idle_seconds`; then close both."""
+    """Pass bytes in both directions until either ends or nothing arrives for `idle_seconds`; then close both.
+
+    What an end sent before it ended is passed on.
+    """
     last = [time.monotonic()]
     ways = [asyncio.create_task(_pump(a[0], b[1], last, rate)) for a, b in ((one, other), (other, one))]
     try:
@@ -64,6 +70,10 @@ async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | 
             if left <= 0:
                 break
             await asyncio.wait(ways, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if ways[0].done():
+            await close_flushed(other[1])
+        if ways[1].done():
+            await close_flushed(one[1])
     finally:
         for way in ways:
             way.cancel()
@@ -82,9 +92,18 @@ async def _pump(reader: StreamSource, writer: StreamSink, last: list[float], rat
             await writer.drain()
 
 
+async def close_flushed(writer: StreamSink) -> None:
+    """Close the connection when the written bytes are sent, or after FLUSH_SECONDS."""
+    writer.transport.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(FLUSH_SECONDS):
+            await asyncio.shield(writer.wait_closed())  # its future is shared: to cancel it would end other waits
+
+
 def hang_up(writer: StreamSink) -> None:
-    """Close the connection at once."""
-    with contextlib.suppress(OSError, RuntimeError):
+    """Close the connection at once; written bytes that wait in this process are lost."""
+    # AttributeError: asyncio's abort, after a close that had bytes to send (a fault of CPython 3.11 to 3.13).
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):
         writer.transport.abort()
 
 

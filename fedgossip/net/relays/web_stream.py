@@ -25,7 +25,7 @@ MESSAGE_BYTES = 1 << 18
 MESSAGE_BYTES_MAX = 1 << 20
 """Maximum size of a received message; a larger one ends the connection."""
 UNREAD_BYTES_MAX = 1 << 20
-"""Maximum number of bytes that wait to be read at the other end: one that pings and reads no pong is parted."""
+"""Maximum number of bytes of pongs that wait to be read; more end the connection."""
 PING_SECONDS = 25.0
 """Seconds between two pings: proxies close connections that are silent for 30 to 60 seconds."""
 
@@ -48,6 +48,7 @@ class WebStream:
         self._ended = False
         self.pongs = 0
         """Answered pings."""
+        self._unread = 0  # bytes of pongs that were sent since the write buffer was last empty
         self._take(received)
         asyncio.get_running_loop().call_later(PING_SECONDS, self._keep)
 
@@ -114,8 +115,12 @@ class WebStream:
             self._protocol.receive_eof()
         self._take(self._protocol.events_received())
         self._ended |= not data or self._protocol.state is not State.OPEN
-        send_waiting(self._protocol, self._writer)  # pongs, or the reason for the end
-        if self.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:  # no drain: both ends would wait for each other
+        if not self.transport.get_write_buffer_size():
+            self._unread = 0
+        # Pongs, or the reason for the end.  Only they count: what a caller writes is limited by its own `drain`, and to
+        # drain here would let both ends wait for each other.
+        self._unread += send_waiting(self._protocol, self._writer)
+        if self._unread > UNREAD_BYTES_MAX:
             raise ConnectionResetError("the other end of the WebSocket sends, and does not read")
 
     def _take(self, events: Sequence[Event]) -> None:
@@ -133,10 +138,11 @@ class WebStream:
             asyncio.get_running_loop().call_later(PING_SECONDS, self._keep)
 
 
-def send_waiting(protocol: ClientProtocol | ServerProtocol, writer: asyncio.StreamWriter) -> None:
-    """Pass the protocol's outgoing bytes to the connection."""
+def send_waiting(protocol: ClientProtocol | ServerProtocol, writer: asyncio.StreamWriter) -> int:
+    """Pass the protocol's outgoing bytes to the connection; return their number."""
     if data := b"".join(protocol.data_to_send()):
         writer.write(data)
+    return len(data)
 
 
 async def accept_web(inner: TcpStream) -> WebStream:
