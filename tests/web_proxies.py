@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedgossip.net.relays.splice import wait_within
 from fedgossip.net.relays.web_stream import to_tls
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -196,7 +197,7 @@ class Web:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass_on(self, source: Ends, target: Ends) -> None:
-        while piece := await asyncio.wait_for(source[0].read(1 << 16), self.idle):
+        while piece := await wait_within(source[0].read(1 << 16), self.idle):
             self.seen += piece
             if self.holds and piece.startswith(b"HTTP/1.1 101"):
                 head, _, _ = piece.partition(b"\r\n\r\n")

@@ -34,7 +34,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays.relay_client import CONNECT_SECONDS, ask_relay, open_relay
 from fedgossip.net.relays.roster_file import ECHO, NO_TARGET
-from fedgossip.net.relays.splice import Stream, hang_up, settled
+from fedgossip.net.relays.splice import Stream, hang_up, settled, wait_within
 from fedgossip.net.relays.web_stream import WebStream
 from fedgossip.net.relays.web_way import ReportStep
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp
@@ -260,7 +260,7 @@ async def _measured(stream: Stream, report: ReportStep) -> None:
     for _ in range(TRIPS):
         began = time.perf_counter()
         writer.write(b".")
-        await asyncio.wait_for(reader.readexactly(1), TRIP_SECONDS)
+        await wait_within(reader.readexactly(1), TRIP_SECONDS)
         trips.append(time.perf_counter() - began)
     report("round trip", f"{statistics.median(trips) * 1e3:.1f} ms")
     began, back = time.perf_counter(), 0
@@ -292,7 +292,7 @@ async def _measure_stranger(relay: str, report: ReportStep) -> None:
             began = time.perf_counter()
             web.ping()
             while not web.pongs:
-                await asyncio.wait_for(web.receive(), TRIP_SECONDS)
+                await wait_within(web.receive(), TRIP_SECONDS)
             report("round trip", f"{(time.perf_counter() - began) * 1e3:.1f} ms, by a ping")
     finally:
         hang_up(writer)

@@ -30,7 +30,7 @@ from fedgossip.net.relays import relay_client, web_stream, web_way
 from fedgossip.net.relays.relay import Door, Limits
 from fedgossip.net.relays.relay_client import ask_relay
 from fedgossip.net.relays.roster_file import ANSWER, CALL, ECHO, ECHO_BYTES, LISTEN, NO_TARGET, TOKEN_BYTES
-from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled, spliced
+from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled, spliced, wait_within
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES, WebStream
 from fedgossip.net.relays.web_way import open_web
 from fedgossip.net.transport import Rejected, Routed
@@ -161,7 +161,7 @@ def test_a_reader_that_stops_stops_its_sender() -> None:
             while sent < 200_000_000:
                 one[1].write(bytes(1 << 20))
                 sent += 1 << 20
-                await asyncio.wait_for(one[1].drain(), 1.0)
+                await wait_within(one[1].drain(), 1.0)
         return sent
 
     with relay_running(Limits(rate=1e9), scheme="ws") as running:
@@ -177,7 +177,7 @@ def test_a_silent_stream_is_pinged_and_its_end_is_an_end(monkeypatch: pytest.Mon
         await asyncio.sleep(0.4)
         assert isinstance(one[0], WebStream) and one[0].pongs >= 3
         other[1].transport.abort()
-        assert await asyncio.wait_for(reading, SECONDS) == b""
+        assert await wait_within(reading, SECONDS) == b""
         with pytest.raises(OSError):
             await one[1].drain()
 
@@ -196,7 +196,7 @@ def test_a_proxy_that_cuts_what_is_silent_cuts_nothing_that_is_pinged(
     async def last(relay: str) -> bool:
         one, _ = await call(relay)
         with contextlib.suppress(TimeoutError):
-            return bool(await asyncio.wait_for(one[0].read(1), 1.5))
+            return bool(await wait_within(one[0].read(1), 1.5))
         return True
 
     with proxy_running(idle=0.6) as proxy:
@@ -284,6 +284,21 @@ def test_a_caller_that_writes_much_at_once_and_reads_is_served() -> None:
 
     with relay_running(Limits(rate=1e9), scheme="ws") as running:
         assert done(both()) == 8 * web_stream.UNREAD_BYTES_MAX
+
+
+def test_a_cancellation_that_arrives_with_the_result_ends_the_task() -> None:
+    """Otherwise the closing of a relay waits for a connection that reads on."""
+
+    async def last() -> bool:
+        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(wait_within(result, SECONDS))
+        await asyncio.sleep(0)
+        result.set_result(b".")
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(last())
 
 
 class Slow:

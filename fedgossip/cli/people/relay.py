@@ -91,7 +91,8 @@ async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None)
     before = ""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), REPORT_SECONDS)
+            async with asyncio.timeout(REPORT_SECONDS):
+                await ended.wait()
         text = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
         if text and text != before:
             echo(f"{server.listening} can be called; so far {text}", err=True)

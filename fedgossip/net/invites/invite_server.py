@@ -28,7 +28,7 @@ from fedgossip.net.connections import Connections
 from fedgossip.net.identity import raw
 from fedgossip.net.invites.invite_admission import InviteAdmission
 from fedgossip.net.links.outbox import check_last, skip
-from fedgossip.net.relays.splice import LoopThread, Rate, hang_up, spliced
+from fedgossip.net.relays.splice import LoopThread, Rate, hang_up, spliced, wait_within
 from fedgossip.net.sockets import DRAIN_FRAMES, GUEST, MORE_NOW, NOW, AllowList, Waker, ZmqSocket, make
 
 QUESTION_BYTES = 2048
@@ -241,7 +241,7 @@ class InvitePort:
         try:
             if self._calls <= CALLS_MAX:
                 host, _, port = self._target().partition("://")[2].rpartition(":")
-                there = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), ANSWER_SECONDS)
+                there = await wait_within(asyncio.open_connection(host.strip("[]"), int(port)), ANSWER_SECONDS)
                 await spliced((reader, writer), there, IDLE_SECONDS, self._rate)
         except (OSError, ValueError, TimeoutError, asyncio.CancelledError):
             pass  # the guest calls again

@@ -48,6 +48,7 @@ from fedgossip.net.relays.splice import (
     patient,
     settled,
     spliced,
+    wait_within,
 )
 from fedgossip.net.relays.web_stream import TcpStream, accept_web, to_tls
 
@@ -277,10 +278,10 @@ class Relay:
             while True:
                 writer.write(ALIVE)
                 await writer.drain()
-                if not await asyncio.wait_for(reader.read(1), 2 * ALIVE_SECONDS):
+                if not await wait_within(reader.read(1), 2 * ALIVE_SECONDS):
                     return
                 with contextlib.suppress(TimeoutError):  # it has left, or sends more than requested
-                    await asyncio.wait_for(reader.read(1), ALIVE_SECONDS)
+                    await wait_within(reader.read(1), ALIVE_SECONDS)
                     return
         finally:
             if self._listeners.get(key) is writer:
@@ -296,7 +297,7 @@ class Relay:
         waiting = self._waiting[token] = _Ringing(wanted.key, wanted.target)
         try:
             callee.write(CALLED + token)
-            other = await asyncio.wait_for(waiting.answered, ANSWER_SECONDS)
+            other = await wait_within(waiting.answered, ANSWER_SECONDS)
         except TimeoutError:
             stream[1].write(NO)
             await close_flushed(stream[1])
@@ -312,7 +313,7 @@ class Relay:
         reader, writer = stream
         writer.write(YES)
         left = ECHO_BYTES
-        while left > 0 and (piece := await asyncio.wait_for(reader.read(min(left, PIECE_BYTES)), ECHO_SECONDS)):
+        while left > 0 and (piece := await wait_within(reader.read(min(left, PIECE_BYTES)), ECHO_SECONDS)):
             left -= len(piece)
             await self._rate.take(len(piece))
             writer.write(piece)

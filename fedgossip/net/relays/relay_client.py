@@ -33,7 +33,7 @@ from fedgossip.net.relays.roster_file import (
     YES,
     request,
 )
-from fedgossip.net.relays.splice import LoopThread, Stream, hang_up, patient, spliced
+from fedgossip.net.relays.splice import LoopThread, Stream, hang_up, patient, spliced, wait_within
 from fedgossip.net.relays.web_way import ReportStep, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 
@@ -145,12 +145,12 @@ class RelayClient:
         reader, writer = stream
         try:
             while True:
-                sign = await asyncio.wait_for(reader.readexactly(1), SILENCE_SECONDS)
+                sign = await wait_within(reader.readexactly(1), SILENCE_SECONDS)
                 if sign == ALIVE:
                     writer.write(ALIVE)
-                    await asyncio.wait_for(writer.drain(), SILENCE_SECONDS)  # of a relay that reads nothing
+                    await wait_within(writer.drain(), SILENCE_SECONDS)  # of a relay that reads nothing
                 elif sign == CALLED:
-                    token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), CONNECT_SECONDS)
+                    token = await wait_within(reader.readexactly(TOKEN_BYTES), CONNECT_SECONDS)
                     await self._begin(self._answer(relay, token, port))
                 else:
                     raise PeerError("the server is no relay of fedgossip")
@@ -179,7 +179,7 @@ class RelayClient:
 
         Raises PeerError for a stream if only links have room.
         """
-        first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
+        first = await wait_within(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
         if first == HAIL and self._calls > CALLS_MAX // 2:
             raise PeerError("too many calls through relays for separate streams")
         return first
@@ -293,14 +293,14 @@ async def ask_relay(
     try:
         patient(writer)
         try:
-            greeted = await asyncio.wait_for(reader.readexactly(GREETING_BYTES), CONNECT_SECONDS)
+            greeted = await wait_within(reader.readexactly(GREETING_BYTES), CONNECT_SECONDS)
         except (TimeoutError, EOFError) as error:
             if not is_web(relay):
                 raise
             raise _silent_web(relay, error) from None
         report("greeting", "a relay of fedgossip")
         writer.write(request(identity, greeted, want, target))
-        if await asyncio.wait_for(reader.readexactly(1), seconds) != YES:
+        if await wait_within(reader.readexactly(1), seconds) != YES:
             raise PeerError(f"the relay at {relay} refuses", "Is this peer in the roster that it was given?")
     except BaseException:
         hang_up(writer)
@@ -314,7 +314,7 @@ async def open_relay(relay: str, report: ReportStep = silent) -> Stream:
         web = await open_web(relay, report)
         return web, web
     host, _, port = relay.removeprefix(RELAY).rpartition(":")
-    stream = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
+    stream = await wait_within(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
     report("TCP", f"to {host}:{port}")
     return stream
 

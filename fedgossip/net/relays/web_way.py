@@ -32,7 +32,7 @@ from websockets.uri import parse_uri
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.base.untrusted_text import line
-from fedgossip.net.relays.splice import PIECE_BYTES
+from fedgossip.net.relays.splice import PIECE_BYTES, wait_within
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES_MAX, TcpStream, WebStream, send_waiting, to_tls
 
 PROXY, AUTHORITIES = "FEDGOSSIP_PROXY", "FEDGOSSIP_CA"
@@ -135,7 +135,7 @@ async def open_web(url: str, report: ReportStep = silent) -> WebStream:
 async def _within(work: Awaitable[_Done], silence: str) -> _Done:
     """Return a step's result.  Raises NetworkError if it is late or the connection breaks."""
     try:
-        return await asyncio.wait_for(work, STEP_SECONDS)
+        return await wait_within(work, STEP_SECONDS)
     except asyncio.LimitOverrunError:
         text = f"{silence} in a header of at most {PIECE_BYTES >> 10} KiB"
         raise NetworkError(text, "Is it the right host and port, of an HTTP server?") from None
@@ -153,14 +153,14 @@ async def _connect(proxy: Proxy | None, target: _Target, report: ReportStep) -> 
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"
     try:
         looking = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.wait_for(looking, STEP_SECONDS)
+        found = await wait_within(looking, STEP_SECONDS)
     except (TimeoutError, OSError):
         text = f"{what}: the name {host} is not known here"
         advice = "Correct the name; where only the proxy resolves names, name it: HTTPS_PROXY, or --proxy URL."
         raise NetworkError(text, advice) from None
     report("name", f"{host} is {found[0][4][0]}")
     try:
-        inner = await asyncio.wait_for(asyncio.open_connection(host, port, happy_eyeballs_delay=0.25), STEP_SECONDS)
+        inner = await wait_within(asyncio.open_connection(host, port, happy_eyeballs_delay=0.25), STEP_SECONDS)
     except (TimeoutError, OSError) as error:
         reason = os.strerror(error.errno) if error.errno else f"no answer in {STEP_SECONDS:g} seconds"
         advice = "Is its address right, and does it run?" if proxy else (
