@@ -20,6 +20,9 @@ from torch import nn
 import fedgossip
 from fedgossip.base.errors import ConfigError, NetworkError, TrainingError
 from fedgossip.core.records import PeerRow
+from fedgossip.drivers.loops.asked import AnsweringLoop, AskingTask
+from fedgossip.drivers.loops.description import Described, LoopModel
+from fedgossip.drivers.loops.task import Measured
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs.run_directory import Run
@@ -161,6 +164,38 @@ def test_a_score_without_a_loss_is_the_score_of_the_whole_run() -> None:
     run = fedgossip.simulate_loop(measuring({"accuracy": 0.75}), experiment=ring())
     assert run.summary["rounds"] % 3  # the last round is none that is measured
     assert run.accuracy == {"averaged": 0.75, "mean_peer": 0.75, "worst_peer": 0.75}
+
+
+def measured_at(node: int) -> Callable[[], None]:
+    def run() -> None:
+        def joined(model: nn.Module, optimizer: Any) -> fedgossip.JoinedLoop:
+            peer = fedgossip.join(model, optimizer)
+            if peer.node == node:
+                peer.evaluate(lambda _: {"accuracy": 0.75})
+            return peer
+
+        train(net(), 0, joined)
+
+    return run
+
+
+@pytest.mark.parametrize("of_run", [{"topology": {"graph": "ring", "n": 3}}, {"coordinator": {"clients": 3}}])
+def test_a_measure_at_any_one_loop_scores_the_run(of_run: dict[str, Any]) -> None:
+    content = {"rounds": 3, "task": {"kind": "loop"}, "train": {"local_steps": 2}, **of_run}
+    assert fedgossip.simulate_loop(measured_at(2), experiment=content).accuracy["averaged"] == 0.75
+
+
+def test_a_measure_at_any_one_loop_answers_requests_of_another_process(tmp_path: Path) -> None:
+    class Answering:
+        def __init__(self, metrics: dict[str, float]) -> None:
+            self.ask = lambda _: Measured(metrics)
+
+    one = np.zeros(3, np.float32)
+    task = AskingTask(Described(LoopModel("", "float32", []), one), tmp_path, lambda: [0, 1])
+    for node, metrics in enumerate(({}, {"accuracy": 0.75})):
+        AnsweringLoop(tmp_path, node, Answering(metrics), lambda: True, lambda: None)  # type: ignore[arg-type]
+    assert task.evaluate([one]) == [{"accuracy": 0.75}]
+    task.over()
 
 
 def test_a_measure_without_the_score_of_the_run_is_told_so_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.05
 
 
 class AskingTask(DescribedTask):
-    """A task with models measured by any present loop; `there()` lists those."""
+    """A task with models measured by the first present loop that measures; `there()` lists the present loops."""
 
     def __init__(self, of: Described, folder: Path, there: Callable[[], Sequence[NodeId]], who: str = "a") -> None:
         super().__init__(of.first, of.model.segments, of.model.schema, of.model.likeness)
@@ -51,13 +51,16 @@ class AskingTask(DescribedTask):
         owner_files.written(self._folder / run_format.OVER, b"")
 
     def _request_metrics(self, vector: Vector) -> Mapping[str, float]:
-        while loops := [node for node in self._there() if node not in self._deaf]:
-            if (found := self._await_reply(loops[0], vector)) is not None:
+        for loop in [node for node in self._there() if node not in self._deaf]:
+            found = self._await_reply(loop, vector)
+            if found:
                 return found
-            self._deaf.add(loops[0])
+            if found is None and loop in self._there():  # one that has died may start again
+                self._deaf.add(loop)
         return {}
 
     def _await_reply(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
+        """Return the loop's metrics, empty if it has no function that measures; None without a reply."""
         from safetensors.numpy import save
 
         self._number += 1

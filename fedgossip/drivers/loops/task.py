@@ -64,7 +64,7 @@ class LoopTask:
         return [self._train(job) for job in jobs]
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Measure in the first present loop: all measure equally, on examples of their choice."""
+        """Measure in the first present loop that measures: all measure equally, on examples of their choice."""
         return [self._measured(vector) for vector in vectors]
 
     def dismiss(self) -> None:
@@ -104,11 +104,11 @@ class LoopTask:
     def _measured(self, vector: Vector) -> Mapping[str, float]:
         for node in sorted(self.meetings):
             match self.meetings[node].ask(Measure(vector)):
-                case Measured(metrics):
+                case Measured(metrics) if metrics:
                     return metrics
                 case Raised(error):
                     raise _training_error(error, node, None)
-                case Dismissed() | Over() | Learned():
+                case _:  # it has no function that measures, or has ended
                     continue
         return {}
 
