@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import CalledWith
 from fedgossip.base.seeds import stream
+from fedgossip.base.untrusted_text import line
 from fedgossip.data import custom
 from fedgossip.data.columns.table_schema import no_file
 from fedgossip.data.custom import NamesCode
@@ -43,6 +44,7 @@ DRAWN_MOST = 1_000_000
 """Maximum number of drawn examples."""
 ROUNDING = 1e-14
 """Share of a mean below which a deviation is only rounding of the sum."""
+CLASSES_SHOWN = 5
 UNLIKE = 100
 """Ratio of the deviations of two columns above which a run reports unequal scales."""
 
@@ -86,6 +88,19 @@ def unlike_scales(train: Dataset) -> tuple[str, ...]:
     least, most = int(np.nanargmin(spread)), int(np.nanargmax(spread))
     ends = (f"{train.columns[place]!r} has deviation {spread[place]:.2g}" for place in (least, most))
     return (f"columns of unlike scale: {', '.join(ends)}; scale=standard in data.source gives each deviation 1",)
+
+
+def untrained_classes(train: Dataset, test: Dataset) -> tuple[str, ...]:
+    """Return a note if the test set has classes without a training example, as by a label written in another way."""
+    if train.kind != CLASSIFICATION:
+        return ()
+    missing = np.setdiff1d(test.labels, train.labels)
+    if not missing.size:
+        return ()
+    shown = ", ".join(line(train.class_names[c] if train.class_names else c, 40) for c in missing[:CLASSES_SHOWN])
+    more = f" and {missing.size - CLASSES_SHOWN} more" if missing.size > CLASSES_SHOWN else ""
+    count = int(np.isin(test.labels, missing).sum())
+    return (f"classes of the test set without a training example: {shown}{more} ({count:,} of {len(test):,} tested)",)
 
 
 def fitted(train: Dataset) -> Dataset:

@@ -369,7 +369,7 @@ def _learning(
 
 
 def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
-    from fedgossip.data.data import unlike_scales
+    from fedgossip.data.data import unlike_scales, untrained_classes
 
     found = examples_of(e, held, n, blank=blank)
     train, shares = found.train, found.shares
@@ -388,7 +388,8 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False)
         labels = train.labels[np.concatenate([shares[node] for node in range(n)])]
         of = np.repeat(np.arange(n), sizes) * classes + labels
         counts = np.bincount(of, minlength=n * classes).reshape(n, classes)
-        described = replace(described, counts=counts.tolist())
+        notes = (*described.notes, *untrained_classes(train, found.test))
+        described = replace(described, counts=counts.tolist(), notes=notes)
     return replace(found, train=_flipped(e, train, shares)), described
 
 

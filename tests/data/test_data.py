@@ -12,6 +12,8 @@ from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data import idx as idx_files
 from fedgossip.data.data import load, split, split_indices, unlike_scales
 from fedgossip.data.dataset import Dataset
+from fedgossip.experiment import load_experiment
+from fedgossip.plans.tasks import task_of
 
 PLAY = "ANNA:\nTo be or not to be, that is it.\n\nBEN:\nNo.\nNever: ever!\n\nANNA:\nWell then, good night.\n"
 
@@ -132,8 +134,8 @@ def test_mnist_is_read(real_data, monkeypatch):
 # --- csv --------------------------------------------------------------------------------------------------------
 
 
-def table(tmp_path, text):
-    path = tmp_path / "table.csv"
+def table(tmp_path, text, name="table.csv"):
+    path = tmp_path / name
     path.write_text(text)
     return f"csv:{path}"
 
@@ -180,6 +182,15 @@ def test_columns_of_unlike_scale_are_stated_unless_they_are_scaled(tmp_path):
     assert "'ratio' has deviation 0.001" in note and "'income' has deviation" in note and "scale=standard" in note
     assert unlike_scales(split(load(f"{source}&drop=income,ratio"), 0.2, 0)[0]) == ()
     assert unlike_scales(split(load(f"{source}&scale=standard"), 0.2, 0)[0]) == ()
+
+
+def test_a_class_that_only_the_test_set_has_is_stated(tmp_path):
+    test = table(tmp_path, "a,y\n1,benign\n2,malignant\n3,mailgnant\n", "test.csv")
+    train = table(tmp_path, "a,y\n" + "1,benign\n2,malignant\n" * 6)
+    data = {"source": f"{train}?label=y", "test": f"{test}?label=y", "partition": {"kind": "iid"}}
+    content = {"topology": {"graph": "ring", "n": 2}, "rounds": 1, "data": data}
+    _, shares = task_of(load_experiment(content), 2)
+    assert shares.notes == ("classes of the test set without a training example: mailgnant (1 of 3 tested)",)
 
 
 def test_a_column_of_words_is_a_feature_for_each_of_them(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -315,8 +316,8 @@ def test_names_agree_through_wrappers_and_an_attribute_called_module_keeps_its_n
 # --- the words of join() and step() ----------------------------------------------------------------------------------
 
 
-def simulated(loop: Callable[[], None], **secure: Any) -> Any:
-    coordinator = {"clients": 3, "secure": {"on": bool(secure), **secure}}
+def simulated(loop: Callable[[], None], weighting: str = "examples", **secure: Any) -> Any:
+    coordinator = {"clients": 3, "options": {"weighting": weighting}, "secure": {"on": bool(secure), **secure}}
     content = {"coordinator": coordinator, "rounds": 2, "task": {"kind": "loop"}, "train": {"local_steps": 2}}
     return fedgossip.simulate_loop(loop, experiment=content)
 
@@ -416,6 +417,20 @@ def test_counts_of_other_libraries_are_counts() -> None:
                 peer.step(examples=count)
 
     assert simulated(loop).summary["status"] == "finished"
+
+
+@pytest.mark.parametrize(("weighting", "refused"), [("examples", True), ("clients", False)])
+def test_a_round_without_examples_is_refused_where_examples_are_weights(weighting: str, refused: bool) -> None:
+    def loop() -> None:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with fedgossip.join(model, optimizer) as peer:
+            for _ in range(4):
+                stepped("step", model, optimizer)
+                peer.step(examples=0 if peer.node else 8)
+
+    with pytest.raises(ConfigError, match="node 1, round 0: 0 examples") if refused else contextlib.nullcontext():
+        simulated(loop, weighting)
 
 
 def test_more_examples_than_a_secure_sum_counts_are_refused_by_the_key() -> None:

@@ -218,8 +218,9 @@ def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None 
     e, waiting = plan.experiment, waits(plan)
     steps = e.train.local_steps or 1
     settle, score = plan.patience[1], e.score.name
-    most = plan.most_examples if isinstance(plan, FederationPlan) else None
-    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, settle, folder, score, most)
+    weighed = (plan.weighs_examples, plan.most_examples) if isinstance(plan, FederationPlan) else (False, None)
+    blocks = waiting or blocks
+    return LoopSeat(node, plan.learners, steps, waiting, blocks, e.eval.every, settle, folder, score, *weighed)
 
 
 def waits(plan: Plan) -> bool:

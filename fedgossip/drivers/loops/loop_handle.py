@@ -79,6 +79,8 @@ class LoopSeat:
     """This participant's folder; None in a simulation."""
     score: str = "accuracy"
     """Metric shown in reports, from the experiment."""
+    weighs_examples: bool = False
+    """Whether a coordinator weights a round by its number of examples."""
     most_examples: int | None = None
     """Maximum number of examples per round, if a secure sum bounds them."""
 
@@ -273,11 +275,7 @@ class JoinedLoop:
     def _hand_in(self) -> None:
         assert self._order is not None and self._began is not None
         self._exchanged.check_complete()
-        most = self._seat.most_examples
-        if most is not None and self._examples > most:
-            where = f"node {self.node}, round {self.round}"
-            text = f"{where}: {self._examples} examples, and a secure sum counts at most {most}"
-            raise ConfigError(text, f"Set coordinator.secure.weight_max to {self._examples} or more, for all clients.")
+        self._check_examples()
         held = self._exchanged.read()
         self._exchanged.check_finite(held, f"node {self.node}, round {self._order.round}")
         began = self._began
@@ -295,6 +293,15 @@ class JoinedLoop:
         self._exchanges += 1
         self._steps = self._examples = 0
         self._logged.clear()
+
+    def _check_examples(self) -> None:
+        where, most = f"node {self.node}, round {self.round}", self._seat.most_examples
+        if self._seat.weighs_examples and not self._examples:
+            advice = "Give how many each batch has: step(examples=len(labels))."
+            raise ConfigError(f"{where}: 0 examples, and the coordinator weights each model by its examples", advice)
+        if most is not None and self._examples > most:
+            text = f"{where}: {self._examples} examples, and a secure sum counts at most {most}"
+            raise ConfigError(text, f"Set coordinator.secure.weight_max to {self._examples} or more, for all clients.")
 
     def _answer(self, answer: Learned | Over) -> None:
         self._order = None

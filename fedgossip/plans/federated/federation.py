@@ -307,7 +307,7 @@ class FederationPlan(Plan):
     def with_shares(self, shares: DataShares) -> FederationPlan:
         """Return the plan with these numbers.  Raises ConfigError if a secure sum cannot hold a local client's."""
         sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
-        if self.secure and self._by_examples:
+        if self.secure and self.weighs_examples:
             check_weights(sized.weight_max, shares.trained_on, self.roles)
         return sized
 
@@ -338,7 +338,7 @@ class FederationPlan(Plan):
             invited=self.invited,
             least=self.least,
             vectors=self.vectors,
-            by_examples=self._by_examples,
+            by_examples=self.weighs_examples,
             weight_max=self.weight_max,
             sent_metrics=self.sent_metrics,
             score=self.experiment.score,
@@ -354,10 +354,11 @@ class FederationPlan(Plan):
     @property
     def most_examples(self) -> int | None:
         """Maximum number of examples that one contribution may count; None without a bound."""
-        return self.weight_max if self.secure and self._by_examples else None
+        return self.weight_max if self.secure and self.weighs_examples else None
 
     @property
-    def _by_examples(self) -> bool:
+    def weighs_examples(self) -> bool:
+        """Whether a contribution counts by its number of examples."""
         rule = self.federated.clients
         return rule.weight(2) > rule.weight(1) and self.unit != "client"
 
@@ -367,7 +368,7 @@ class FederationPlan(Plan):
         return metrics_of(
             self.unit,
             secure=self.secure,
-            by_examples=self._by_examples,
+            by_examples=self.weighs_examples,
             tested=self._tests_at_clients,
             adaptive=self.section.privacy.adaptive,
             noisy_tests=self.section.privacy.test_noise > 0,
