@@ -60,13 +60,13 @@ def banner_of(run: DescribedRun) -> Sequence[str]:
     if run.exact is not None:
         return [
             _how_line(run),
-            *_describe_visibility(run),
+            *describe_visibility(run),
             _exact_line(run, run.exact),
             *_budget_line(run),
             *kernels.remarks(),
         ]
     lines = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), *_describe_visibility(run), *lines, *kernels.remarks()]
+    return [_how_line(run), *describe_visibility(run), *lines, *kernels.remarks()]
 
 
 def _how_line(run: DescribedRun) -> str:
@@ -77,7 +77,8 @@ def _how_line(run: DescribedRun) -> str:
     return f"{run.name}, {s.clients} clients{tiers}, {how}{coded}"
 
 
-def _describe_visibility(run: DescribedRun) -> Sequence[str]:
+def describe_visibility(run: DescribedRun) -> Sequence[str]:
+    """Return what each tier of coordinators sees, a line each."""
     if run.tree.flat:
         return [_describe_sums(run)]
     return [_describe_tier(run, tier) for tier in range(run.tree.tiers)]
@@ -131,7 +132,7 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     sent = f"this client's update to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
     return JoiningTerms(
-        _how_line(run), sent, "; ".join(_describe_visibility(run)), next(iter(_budget_line(run)), without)
+        _how_line(run), sent, "; ".join(describe_visibility(run)), next(iter(_budget_line(run)), without)
     )
 
 

@@ -98,8 +98,9 @@ def adversary(plan: PrivacyPlan) -> str:
             "The coordinator, the other clients, and whoever gets the model: each client adds all the noise itself, "
             "before anything leaves it, and draws its batches in secret."
         )
-    others = plan.drawn - plan.counted_on
-    friends = f", together with up to {others} of the {plan.drawn} clients of a round" if others else ""
+    summed = plan.leaf or plan.drawn
+    others, of = summed - plan.counted_on, "below a leaf coordinator" if plan.leaf else "of a round"
+    friends = f", together with up to {others} of the {summed} clients {of}" if others else ""
     return (
         f"The coordinator, which knows who takes part{friends}; and whoever gets the model.  Other clients see the "
         "model of each round, and know their own noise.  Only with secure sums: a single update is not protected by "
@@ -291,6 +292,8 @@ class PrivacyPlan:
     """"clients": equal weights; "examples": by their number."""
     honest: int | None = None
     """unit "client": minimum number of survivors with noise; None: the cohort."""
+    leaf: int | None = None
+    """Number of clients of the smallest leaf coordinator, whose sum has the noise; None: without tiers."""
     batch_size: int = 1
     """unit "record": mean number of examples in a step's batch."""
     local_steps: int = 1

@@ -284,6 +284,8 @@ class Policy:
     """The noise that this client adds; a session with less, or more, is refused."""
     adaptive: bool = False
     """Whether the clip may follow the updates, up to the pinned bound on an element."""
+    company: frozenset[int] | None = None
+    """The ids that may be in a cohort with this one; None: all of the roster."""
 
     def __post_init__(self) -> None:
         if self.n_min < N_MIN or not self.n_min <= self.cohort_max <= graph.COHORT_MAX:
@@ -301,6 +303,8 @@ class Policy:
         check_sound(d, roster, self.fixed)
         if me not in d.cohort:
             raise _refuse(Reason.ROSTER, "a cohort without this client")
+        if self.company is not None and (others := sorted(set(d.cohort) - self.company)):
+            raise _refuse(Reason.ROSTER, f"a cohort with {ranges(others)}, whose coordinator is another")
         mine = self.fixed
         clip_fits = 0 < d.clip_l2 <= mine.clip_inf if self.adaptive else d.clip_l2 == mine.clip_l2
         if not clip_fits or (d.clip_inf, d.q_bits, d.weight_max) != (mine.clip_inf, mine.q_bits, mine.weight_max):

@@ -148,6 +148,7 @@ def test_every_forecast_says_who_is_hidden_and_from_whom():
     for plan, unit, adversary in (
         (SILOS, "Each client", "The coordinator, which knows who takes part; and whoever gets the model"),
         (replace(SILOS, honest=7), "Each client", "together with up to 3 of the 10 clients"),
+        (replace(SILOS, honest=3, leaf=5), "Each client", "together with up to 2 of the 5 clients below a leaf"),
         (RECORDS, "Each example", "The coordinator, the other clients, and whoever gets the model"),
     ):
         found = dict(lines(forecast(plan)))

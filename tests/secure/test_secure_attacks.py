@@ -115,6 +115,15 @@ PROPOSALS: dict[str, tuple[Callable[[Descriptor], Descriptor], Reason]] = {
 }
 
 
+def test_a_client_below_one_of_several_coordinators_is_in_sums_of_its_own_company_alone() -> None:
+    room = Room(N)
+    room.policy = replace(room.policy, company=frozenset(range(N - 1)))
+    client = SecAggClient(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("victim"))
+    with pytest.raises(RoundAbandoned, match=f"a cohort with {N - 1}, whose coordinator is another") as caught:
+        client.join(down(frames.SessionInvite(room.proposal())), MODEL)
+    assert caught.value.reason is Reason.ROSTER
+
+
 @pytest.mark.parametrize("name", PROPOSALS)
 def test_a_client_refuses(name: str) -> None:
     change, reason = PROPOSALS[name]

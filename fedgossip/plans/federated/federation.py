@@ -215,13 +215,9 @@ class FederationPlan(Plan):
     def client_settings(self) -> ClientSettings:
         """Settings that clients receive: rounds, deadlines, and when they test the model of a round."""
         e, s = self.experiment, self.section
-        every = e.eval.every if self._tests_at_clients else 0
+        every = e.eval.every if e.data.local_test else 0
         session, patience = nanoseconds(PHASES * s.deadline), e.stop.patience * e.eval.every
         return ClientSettings(e.rounds, nanoseconds(s.silence), session_ns=session, test_every=every, patience=patience)
-
-    @property
-    def _tests_at_clients(self) -> bool:
-        return self.experiment.data.local_test > 0
 
     @property
     def pausable(self) -> bool:
@@ -369,7 +365,7 @@ class FederationPlan(Plan):
             self.unit,
             secure=self.secure,
             by_examples=self.weighs_examples,
-            tested=self._tests_at_clients,
+            tested=self.experiment.data.local_test > 0,
             adaptive=self.section.privacy.adaptive,
             noisy_tests=self.section.privacy.test_noise > 0,
             compared=self._compared,
@@ -389,10 +385,13 @@ class FederationPlan(Plan):
     def task_id(self) -> str:
         return f"fedgossip/{hash_of(without_folders(dict(self.fingerprint)))}"
 
-    def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
-        """Return the policy of a client without a policy file."""
-        fixed, adaptive = self.numbers.fixed_point(length, layout), self.section.privacy.adaptive
-        return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
+    def policy(self, parent: NodeId, key: bytes, length: int, layout: str, limits: Mapping[str, Any] = {}) -> Policy:
+        """Return the demands of a participant below `parent`, with its `key`; `limits`: those of a policy file."""
+        group, adaptive = self.tree.group(parent), self.section.privacy.adaptive
+        least, rule = (group.least, None) if group.tier else (self.least, self.numbers.rule)  # noise is the clients'
+        about = key, self.task_id, self.numbers.fixed_point(length, layout), least
+        usual = Policy(*about, rule=rule, adaptive=adaptive, company=self.tree.company(parent))
+        return replace(usual, **limits)
 
     def spends(self, node: NodeId) -> bool:
         """Return whether a participant keeps a privacy account: clients for record privacy, all for client privacy."""
@@ -450,14 +449,13 @@ class FederationPlan(Plan):
         fixed = self.numbers.fixed_point(seat.initial.size, seat.schema)
         answering: SumAnswering
         if above.secure:
-            policy = Policy(who.roster.identity(above.coordinator), self.task_id, fixed, above.least)
-            past = client_round.past_of(who.log)
-            party = SecAggClient(seat.node, who.roster.first(self.coordinator), policy, who.sign, who.entropy, past)
+            key, roster = who.roster.identity(above.coordinator), who.roster.first(self.coordinator)
+            policy = self.policy(above.coordinator, key, seat.initial.size, seat.schema)
+            party = SecAggClient(seat.node, roster, policy, who.sign, who.entropy, client_round.past_of(who.log))
             answering = Securely(party, self._chances(seat.node, who))
         else:
             answering = AnsweringInIntegers(fixed, self._chances(seat.node, who))
-        layout = Invite(0, seat.schema, (seat.initial,) * self.vectors)
-        summing = self._summing(seat, who, group)
+        layout, summing = Invite(0, seat.schema, (seat.initial,) * self.vectors), self._summing(seat, who, group)
         about = seat.node, above.coordinator, group.members, summing, answering, layout, settings
         return LeafCoordinator(*about, seat.resumed)
 
@@ -517,7 +515,7 @@ class FederationPlan(Plan):
             fixed, rule = self.numbers.fixed_point(seat.initial.size, seat.schema), self.numbers.rule
             noise = rule.compute_noise(fixed) if rule else NO_NOISE
             return AnsweringInIntegers(fixed, self._chances(seat.node, who), noise)
-        policy = who.policy or self.policy(who.roster.identity(parent), seat.initial.size, seat.schema)
+        policy = who.policy or self.policy(parent, who.roster.identity(parent), seat.initial.size, seat.schema)
         roster, past = who.roster.first(self.coordinator), client_round.past_of(who.log)
         if who.company:
             past.company, past.members = who.company, past.members if past.company == who.company else ""

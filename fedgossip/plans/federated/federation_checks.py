@@ -280,8 +280,9 @@ def _check_privacy(plan: FederationPlan) -> None:
         what = "cannot hide them" if plan.experiment.task.kind == CONVEX else "has none"
         text = f"coordinator.privacy.unit = record hides examples, and this task {what}"
         raise ConfigError(text, 'Set task.kind = "learning".')
-    if plan.unit == "client" and not plan.secure:
-        advice = "Leave coordinator.secure.on at true: each client adds its part of the noise inside the sum."
+    if plan.unit == "client" and not plan.hides(0):
+        key = "secure in the first of coordinator.tiers" if plan.secure else "coordinator.secure.on"
+        advice = f"Leave {key} at true: each client adds its part of the noise inside the sum."
         raise ConfigError("coordinator.privacy.unit = client hides clients in a secure sum, which is off", advice)
     if plan.unit == "client" and s.algorithm == "fednova":
         advice = "Take fedavg: how many steps each client takes would have to be hidden too."

@@ -143,10 +143,9 @@ def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints,
         text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
         raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
     coordinator = bytes.fromhex(pinned.coordinator)
-    numbers = plan.with_segments(segments_of(task)).numbers
-    fixed = numbers.fixed_point(task.length, task.schema)
-    rule, adaptive = numbers.rule, plan.section.privacy.adaptive
-    return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
+    parent, whole = plan.tree.parent(node), plan.with_segments(segments_of(task))
+    limits = {"n_min": pinned.min_clients, "cohort_max": pinned.max_clients}
+    return whole.policy(parent, coordinator, task.length, task.schema, limits)
 
 
 def demands(

@@ -9,6 +9,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.plans.federated.credentials import Logged
+from fedgossip.plans.federated.tree import Tree
 from fedgossip.plans.tasks import task_of_dry_run
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
@@ -143,6 +144,8 @@ class PrivateRun(Protocol):
     @property
     def secure(self) -> bool: ...
     @property
+    def tree(self) -> Tree: ...
+    @property
     def sent_metrics(self) -> SentMetrics: ...
 
 
@@ -178,6 +181,7 @@ def outlook(
             cohort=run.cohort,
             max_epsilon=p.max_epsilon,
             honest=run.least if p.unit == "client" else None,
+            leaf=None if run.tree.flat else run.tree.smallest_leaf,
             batch_size=e.train.batch_size,
             local_steps=cost_of_training(e, decides)[1] if decides else 1,
             examples=tuple(examples),

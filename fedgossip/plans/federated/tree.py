@@ -88,6 +88,10 @@ class Tree:
     def group(self, coordinator: NodeId) -> TierGroup:
         return self.groups[coordinator - self.clients]
 
+    def company(self, coordinator: NodeId) -> frozenset[NodeId] | None:
+        """Return the participants that may be in its sums, of a roster that has all below the root; None: all."""
+        return None if self.flat else frozenset(self.group(coordinator).members)
+
     def clients_below(self, node: NodeId) -> int:
         """Return the number of clients below a coordinator; 1 of a client."""
         return 1 if node < self.clients else sum(map(self.clients_below, self.group(node).members))

@@ -45,6 +45,7 @@ from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
 from fedgossip.plans.approvals.plan_statement import study_of
 from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated_words import describe_visibility
 from fedgossip.privacy.accounting import Mechanism, epsilon, meaning
 from fedgossip.privacy.forecast import PrivacyPlan, adversary, hidden, not_hidden
 from fedgossip.report.page.participation import Took
@@ -324,6 +325,7 @@ def privacy_of(
         cohort=plan.cohort,
         max_epsilon=budget.max_epsilon,
         honest=plan.least if budget.unit == "client" else None,
+        leaf=None if plan.tree.flat else plan.tree.smallest_leaf,
         batch_size=plan.experiment.train.batch_size,
         examples=(plan.experiment.train.batch_size,) * plan.learners,
         sent_metrics=plan.sent_metrics,
@@ -380,6 +382,8 @@ def _alone(noise: float, releases: int, budget: PrivacySection) -> str:
 
 
 def _seen(plan: FederationPlan) -> str:
+    if not plan.tree.flat:
+        return f"{'; '.join(describe_visibility(plan)).capitalize()}."
     if not plan.secure:
         return "It saw the update of every single site: there was no secure sum."
     return f"It saw sums alone, each over at least {plan.least} of {plan.invited} sites."

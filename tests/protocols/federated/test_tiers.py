@@ -17,6 +17,7 @@ import secure_federation
 from secure_federation import Followed, experiment, follow
 
 import fedgossip
+from fedgossip.algorithms.sampling import Draw
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest
@@ -391,6 +392,25 @@ def test_clients_that_a_leaf_leaves_out_are_a_smaller_count_to_the_root_and_thei
     assert {node for node, _ in run.inputs} & set(range(8)) == set(range(1, 8))
 
 
+@pytest.mark.parametrize(("liar", "victim", "cohort"), [(12, 0, (0, 12, 13)), (12, 0, (0, 3, 6)), (16, 12, (0, 3, 12))])
+def test_no_coordinator_sums_a_participant_with_its_own_accomplices(
+    quick: None, liar: int, victim: int, cohort: tuple[int, ...]
+) -> None:
+    """T8: all below the root are in the roster; of a sum with two coordinators, or two of other leaves, they would
+    know their own numbers, and so the victim's.
+    """
+
+    def wrap(node: int, machine: Any) -> Machine:
+        if node == liar:
+            machine.summing.cohort = lambda *_about: Draw(cohort, len(cohort))
+        return machine  # type: ignore[no-any-return]
+
+    run = follow(experiment(**{"rounds": 1, "min_clients": 3, **SECURE}), wrap=wrap)
+    told = {report.value["reason"] for node, report in run.told if node == victim and report.name == "abandoned_here"}  # type: ignore[index]
+    assert told == {"ROSTER"} and run.simulator
+    assert not any(kind == "masked" for kind, *_ in run.simulator.logs.get(victim, ()))
+
+
 def test_in_a_secure_sum_of_leaves_such_a_lie_costs_the_round_and_names_nobody(quick: None) -> None:
     for lie, clients, reason in ((1 << 30, 0, "BOUND"), (0, 100, "OVERFLOW")):
         run = with_liar(SECURE, lie, clients)
@@ -473,6 +493,10 @@ def test_a_lie_within_the_bounds_of_its_clients_is_not_caught(quick: None) -> No
         ({"tiers": OPEN_ROOT, "secure": {"threshold": 6}}, "each group has its own"),
         ({"tiers": OPEN_ROOT, "privacy": {"unit": "client", "adaptive": True}}, "the clip is sent to no leaf"),
         ({"tiers": OPEN_ROOT, "algorithm": "median"}, "median"),
+        (
+            {"tiers": TREES["4 x 2"], "min_clients": 2, "privacy": {"unit": "client"}},
+            "coordinator.privacy.unit = client hides clients in a secure sum, which is off",
+        ),
     ],
 )
 def test_a_tree_that_cannot_be_is_refused_in_one_line(section: dict[str, Any], words: str) -> None:
