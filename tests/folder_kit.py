@@ -62,6 +62,27 @@ def _task(dim: int) -> dict[str, Any]:
     return {"kind": "quadratic", "dim": dim, "sigma": 0.1, "placement": "random"}
 
 
+def plant(path: Path, kind: str, outside: Path) -> None:
+    """Put something that is no regular file of the folder under a name in it."""
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "link out":
+            path.symlink_to(outside)
+        case "link to itself":
+            path.symlink_to(path.name)
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(40 << 30)
+
+
+PLANTED = ("pipe", "folder", "device", "link out", "link to itself", "sparse")
+
+
 @dataclass
 class FolderRun:
     """`shared(node)`: the folder as this participant's machine sees it."""

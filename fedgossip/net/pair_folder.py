@@ -47,6 +47,8 @@ from fedgossip.core.messages import AnyMessage
 from fedgossip.core.wire import Assembler, FrameError, chunks, packed
 
 SUFFIX, PART = ".fgm", ".part"
+_NO_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP)
+"""Errors of a pipe, a device, a directory, and a link out of the folder."""
 _GREETING, _RECEIPT = "greeting", "received"
 
 FILES = 64
@@ -189,6 +191,8 @@ class PairReader:
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise FrameError("oversized", f"a file of more than {most:,} bytes") from None
+            if error.errno in _NO_FILE:  # as any file of a stranger: the right one may be beside it
+                raise FrameError("stranger", error.strerror) from None
             raise
         sealed = parsed(data)
         sealed.check(kind, self.way, number, self.process)

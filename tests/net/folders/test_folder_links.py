@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folder_kit import PLANTED, plant
 
 from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.base.vectors import frozen
@@ -217,6 +218,23 @@ def test_half_a_file_is_waited_for(size: int, pair: Pair) -> None:
     assert reasons(pair.received()) == ["truncated"] and pair.files() == [path]
     path.write_bytes(whole)
     assert rounds(pair.received()) == [0]
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_file_is_refused_at_once_and_hides_no_copy(kind: str, pair: Pair, tmp_path: Path) -> None:
+    pair.sent(1)
+    (path,) = pair.files()
+    right, outside = path.read_bytes(), tmp_path / "outside.fgm"
+    outside.write_bytes(right)
+    path.unlink()
+    plant(path, kind, outside)
+    plant(path.with_name("0000000001 a.fgm"), kind, outside)
+    plant(path.parent / f"received {kind}.fgm", kind, outside)
+    began = time.monotonic()
+    assert reasons(pair.received()) == ["oversized" if kind == "sparse" else "stranger"]
+    path.with_name("0000000001 (1).fgm").write_bytes(right)
+    assert rounds(pair.received()) == [0]
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("days", [-30, 30])

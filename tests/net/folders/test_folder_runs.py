@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from folder_kit import FolderRun, Synchroniser, federated, gossip, learned, tiers
+from folder_kit import PLANTED, FolderRun, Synchroniser, federated, gossip, learned, plant, tiers
+from spying import spying
 
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.core.records import EventRow
@@ -156,6 +157,32 @@ def test_forty_rounds_by_calls_of_cron(place: Path) -> None:
 
 def refusals(run: FolderRun, node: int) -> list[str]:
     return [row.value["reason"] for row in run.rows(node) if isinstance(row, EventRow) and row.name == "refused"]
+
+
+def test_a_stick_of_strangers_changes_no_bit_and_nothing_outside_is_opened(place: Path) -> None:
+    """Before every turn: pipes, devices, links and sparse files beside and in the place of each file, and old ones."""
+    run, outside, draw = FolderRun(place, federated(3, 2)), place / "outside.fgm", random.Random(7)
+    outside.write_bytes(b"fgfolder" + bytes(200))
+    old: dict[Path, bytes] = {}
+
+    def strangers(node: int) -> None:
+        for folder in run.shared(0).glob("*/from-*"):
+            for name in ("0000000001", "0000000003", "greeting", "received", "..", "0000000002.\u202egmf\x1b[2J"):
+                path = folder / f"{name} {draw.randrange(8)}.fgm"
+                if not os.path.lexists(path):
+                    plant(path, draw.choice(PLANTED), outside)
+            for path in folder.glob("0?????????.fgm"):
+                old.setdefault(path, path.read_bytes())
+        for path, data in draw.sample(sorted(old.items()), min(3, len(old))):
+            others = draw.choice([one for one in path.parent.parent.iterdir() if one.is_dir()])
+            (others / f"{path.stem} again.fgm").write_bytes(data)  # also another pair's
+
+    with spying() as seen:
+        run.over(turn=strangers)
+    assert run.digest() == run.simulated()
+    assert not seen.outside(seen.read, run.shared(0), *map(run.own, range(run.plan.n)))
+    assert not seen.outside(seen.changed, run.shared(0), *map(run.own, range(run.plan.n)))
+    assert not seen.started
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
