@@ -192,7 +192,7 @@ class PairReader:
             if error.errno == errno.EFBIG:
                 raise FrameError("oversized", f"a file of more than {most:,} bytes") from None
             if error.errno in _NO_FILE:  # as any file of a stranger: the right one may be beside it
-                raise FrameError("stranger", error.strerror) from None
+                raise FrameError("stranger", error.strerror or str(error)) from None
             raise
         sealed = parsed(data)
         sealed.check(kind, self.way, number, self.process)

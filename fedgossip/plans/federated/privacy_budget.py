@@ -141,8 +141,7 @@ class PrivateRun(Protocol):
     def cohort(self) -> int: ...
     @property
     def least(self) -> int: ...
-    @property
-    def secure(self) -> bool: ...
+    def hides(self, client: NodeId) -> bool: ...
     @property
     def tree(self) -> Tree: ...
     @property
@@ -187,7 +186,7 @@ def outlook(
             examples=tuple(examples),
             decides=decides,
             sent_metrics=run.sent_metrics,
-            secure=run.secure,
+            secure=run.hides(0),
             tested=e.data.local_test > 0,
             test_noise=p.test_noise,
             test_every=e.eval.every if p.test_noise else 0,

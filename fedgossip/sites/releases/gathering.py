@@ -329,7 +329,7 @@ def privacy_of(
         batch_size=plan.experiment.train.batch_size,
         examples=(plan.experiment.train.batch_size,) * plan.learners,
         sent_metrics=plan.sent_metrics,
-        secure=plan.secure,
+        secure=plan.hides(0),
         tested=plan.experiment.data.local_test > 0,
     )
     worth = budget.max_epsilon if spent.epsilon is None else spent.epsilon

@@ -27,6 +27,8 @@ from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.privacy_budget import outlook
+from fedgossip.privacy.forecast import not_hidden
 from fedgossip.protocols.federated.aggregation_round import LeafSum, SumReading
 from fedgossip.protocols.federated.client_round import Summand
 from fedgossip.protocols.federated.leaf import LeafCoordinator
@@ -105,6 +107,14 @@ class Mute:
             elif isinstance(message, Secured | MaskedInput) and message.session >= self.round:
                 self.gone |= message.stage >= self.stage
         return [] if self.gone else effects
+
+
+def test_numbers_of_single_clients_that_a_leaf_sees_are_called_so() -> None:
+    budget = {"unit": "record", "noise": 8.0, "max_epsilon": 100.0}
+    for tree, of in (("2 x 4", "summed over the clients of each round"), ("4 x 2", "of each client and round")):
+        plan = compose.plan(load_experiment(learning(TREES[tree], privacy=budget)))
+        assert isinstance(plan, FederationPlan)
+        assert of in not_hidden(outlook(plan).plan)
 
 
 def test_one_digest_with_drop_outs_that_leave_the_same_survivors(quick: None) -> None:
