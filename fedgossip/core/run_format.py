@@ -92,7 +92,7 @@ FIT_OF_TREES: InRun = "trees-fit.json"
 TABLES: InRun = "tables.json"
 """Tables of a statistic that sites computed by sums: of groups, of tests, of models without predictions."""
 INCOMPLETE: InRun = "INCOMPLETE"
-"""Exists until all files above are written; it remains if a run was interrupted, failed or killed."""
+"""Exists until the summary is written; it remains if a run was interrupted, failed or killed."""
 
 # A participant
 

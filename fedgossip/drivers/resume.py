@@ -11,7 +11,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ResumeError
 from fedgossip.core.records import Row
-from fedgossip.core.run_format import EXPERIMENT, INCOMPLETE, PEERS, SUMMARY
+from fedgossip.core.run_format import EXPERIMENT, PEERS, SUMMARY
 from fedgossip.data.custom import REACHING, check_allowed
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.peer_processes import RunProcesses
@@ -137,7 +137,7 @@ def _check_there(run: Path) -> None:
 def _status(run: Path) -> str | None:
     """Return the status at the end of the run; None for a killed one."""
     path = run / SUMMARY
-    if (run / INCOMPLETE).exists() or not os.path.lexists(path):
+    if not os.path.lexists(path):
         return None
     try:
         summary = json_value(outside_files.read_bytes(path))

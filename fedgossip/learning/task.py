@@ -36,13 +36,13 @@ from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, St
 from fedgossip.learning.many_nodes.stacked_steps import BY_HAND
 from fedgossip.learning.models import loaded_model, models
 from fedgossip.learning.one_model import loading, optimizers, probing, sharing
-from fedgossip.learning.one_model.batches import Batches, BatchPlan, BucketBatches, Indices, check_lines
+from fedgossip.learning.one_model.batches import Batches, BatchPlan, BucketBatches, Indices, check_lines, smallest_batch
 from fedgossip.learning.one_model.devices import choose_float64
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.holdout import LocalTests
 from fedgossip.learning.one_model.losses import Criterion, not_finite
 from fedgossip.learning.one_model.module_engine import Assignment, ModuleLoop, predictions_of
-from fedgossip.learning.one_model.own_trials import check_own_parts
+from fedgossip.learning.one_model.own_trials import ALONE, check_one_example, check_own_parts
 from fedgossip.learning.one_model.scoring import Scoring, check_together
 from fedgossip.learning.one_model.stretches import GradientStretches
 from fedgossip.learning.processes.engine import DistributedLoop, HogwildLoop, ProcessesLoop, Source
@@ -104,8 +104,7 @@ class TorchTask:
         self._initial = self.layout.read(module)
         self._rounds, self._shares, self._test, self._seed = rounds, owned, test, seed
         self._remade = partial(models.build, model_source, train.shape, train.outputs, seed, vocabulary, base=base)
-        like = loaded_model.example_of(train)
-        self._recipe = loaded_model.Recipe(model_source, seed, like, objective, base)
+        self._recipe = loaded_model.Recipe(model_source, seed, loaded_model.example_of(train), objective, base)
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates during training in another thread; both share the buffers
         criterion, scoring = Criterion(objective, base), Scoring(objective, test, base)
@@ -131,6 +130,7 @@ class TorchTask:
         elif shape is not None and _batched(shape, train, test, settings, device, objective):
             self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
+            check_one_example(model_source, self._remade, train, smallest_batch(owned.values(), settings))
             self._engine = ModuleLoop(*common, **how, device=device)
         self._blocks = None
         if isinstance(self._engine, ModuleLoop) and privacy is None and draw is None:
@@ -483,8 +483,7 @@ def _name_errors(job: Job, plan: BatchPlan) -> Iterator[None]:
     except Exception as error:
         advice = "Does the model fit the data, and each batch the model?"
         if min(plan.counts, default=0) == 1:
-            alone = "A batch here is one example, and BatchNorm needs more: another train.batch_size leaves none alone"
-            advice = f"{alone}; with GroupNorm a batch may be one."
+            advice = ALONE
         text = f"node {job.node}, round {job.round}: training raised {error!r}{place_of(error)}"
         raise TrainingError(text, advice) from error
 

@@ -20,7 +20,7 @@ from fedgossip.data.dataset import Dataset, Indices, check_kind, check_shares
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.models.architectures import DenseSizes, architecture
-from fedgossip.learning.one_model.batches import check_lines
+from fedgossip.learning.one_model.batches import check_lines, smallest_batch
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.settings import TrainSettings
 
@@ -92,6 +92,8 @@ def untrained(
     vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
     sized = architecture(source, train.shape, train.outputs, vocabulary)
     if sized is None or (private and not isinstance(sized, DenseSizes)):
+        return None
+    if sized.buffers and smallest_batch(shares.values(), settings) == 1:  # BatchNorm may refuse one example
         return None
     return Untrained(Layout.from_shapes(sized.parameters, sized.buffers, settings.buffers), settings)
 

@@ -1,7 +1,7 @@
 """The run directory: the files of a run, during the run and after it.
 
-`core.run_format` declares them.  metrics.jsonl grows during the run, and summary.json is written last; INCOMPLETE
-exists until all files are complete.  Status: `finished`; `exhausted` (the privacy budget); `partial`, without some
+`core.run_format` declares them.  metrics.jsonl grows during the run; summary.json is written last, before the report;
+INCOMPLETE exists until then.  Status: `finished`; `exhausted` (the privacy budget); `partial`, without some
 peers or a part of its work (`lacking`); `interrupted`; or `failed`.
 
 Only one command at a time writes a run directory, on file systems with locks.  The forecast is written before the first
@@ -176,6 +176,8 @@ class RunDirectory:
         with contextlib.ExitStack() as opened:
             opened.callback(RunLock(path).release)
             owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
+            if rows is not None:
+                (path / SUMMARY).unlink(missing_ok=True)  # before the experiment: a summary that is there is of its run
             if foretold:
                 write_whole(path / FORECAST, encoded(foretold.forecast))
             for folder in peers:
@@ -185,7 +187,6 @@ class RunDirectory:
             opened.callback(self.writer.close)
             if rows is not None:
                 os.truncate(path / ROWS, min(rows, (path / ROWS).stat().st_size))
-                (path / SUMMARY).unlink(missing_ok=True)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> RunDirectory:
@@ -222,6 +223,9 @@ class RunDirectory:
             score = {**_scored(summary), "value": summary["best"]["score"], "rounds": summary["best"]["round"]}
             save_model(self.path / MODEL_BEST, task, best, score=score)
         _write_summary(self.path, summary)
+        if summary["status"] in WHOLE:
+            for name in (INCOMPLETE, CHECKPOINT, CHECKPOINT_BEFORE, BEST):
+                (self.path / name).unlink(missing_ok=True)
         if report:
             from fedgossip.report.page.page import write_report
 
@@ -229,9 +233,6 @@ class RunDirectory:
                 write_report(self.path)
             except OSError as error:
                 raise NotWrittenError(self.path / REPORT, error) from None
-        if summary["status"] in WHOLE:
-            for name in (INCOMPLETE, CHECKPOINT, CHECKPOINT_BEFORE, BEST):
-                (self.path / name).unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:
         """Return the record so far."""

@@ -307,6 +307,15 @@ def test_a_summary_that_cannot_be_read_is_no_killed_run(tmp_path: Path, content:
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_was_killed_behind_its_summary_is_not_trained_again(tmp_path: Path) -> None:
+    what = experiment("task.kind=averaging", "task.dim=9", rounds=1)
+    simulate_plan(compose.plan(what), out=tmp_path)
+    (tmp_path / "INCOMPLETE").touch()
+    with pytest.raises(ResumeError, match="this run has ended"):
+        resume(tmp_path)
+    assert resume(tmp_path, experiment("task.kind=averaging", "task.dim=9", rounds=3)).summary["rounds"] == 3
+
+
 def test_a_directory_that_cannot_be_gone_on_in_is_closed_and_free(tmp_path: Path) -> None:
     """An open record that nobody closes is a ResourceWarning, which fails a test."""
     what = experiment("task.kind=averaging", "task.dim=9")

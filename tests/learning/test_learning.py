@@ -25,11 +25,13 @@ from fedgossip.core.task import Job, LocalTask, Update, tensors_of
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.partitions import partition
+from fedgossip.experiment import load_experiment
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.task import TorchTask, TrainSettings, train_centralised
+from fedgossip.plans.tasks import task_of_dry_run
 
 
 def on_cpu(**how: Any) -> TrainSettings:
@@ -371,14 +373,36 @@ def normed(shape, classes):
     return torch.nn.Sequential(torch.nn.Linear(shape[0], 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, classes))
 
 
-def test_a_batch_of_one_example_is_named_where_a_model_cannot_train_on_it():
-    settings = on_cpu(local_steps=None, local_epochs=1, batch_size=4)
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"local_epochs": 1, "batch_size": 4}, True),  # 5 = 4 + 1
+        ({"local_epochs": 1, "batch_size": 3}, False),
+        ({"local_epochs": 1, "batch_size": 3, "accumulate": 2}, True),  # 8 = 6 + 1 + 1
+        ({"local_steps": 2, "batch_size": 1, "accumulate": 3}, True),
+        ({"local_steps": 2, "batch_size": 4}, False),
+    ],
+)
+def test_a_batch_of_one_example_is_refused_before_training_where_a_model_needs_more(settings, refused):
     source, shares = "tests.learning.test_learning:normed", [np.arange(5), np.arange(8)]
-    task = TorchTask(made_up(), made_up(), shares, source, settings, seed=0, rounds=1)
-    task.train([Job(1, 0, task.initial(1))])
-    with pytest.raises(TrainingError, match="node 0, round 0: training raised") as caught:
-        task.train([Job(0, 0, task.initial(0))])
-    assert "A batch here is one example" in caught.value.advice and "train.batch_size" in caught.value.advice
+    how = on_cpu(**{"local_steps": None, **settings})
+
+    def make():
+        return TorchTask(made_up(), made_up(), shares, source, how, seed=0, rounds=1)
+
+    if not refused:
+        task = make()
+        task.train([Job(node, 0, task.initial(node)) for node in (0, 1)])
+        return
+    with pytest.raises(ConfigError, match="normed: a batch here is one example") as caught:
+        make()
+    assert "train.batch_size" in caught.value.advice
+
+
+def test_a_dry_run_tries_a_named_model_on_one_example_where_a_batch_is_one():
+    of_run = {"topology": {"graph": "ring", "n": 2}, "rounds": 1, "model": {"source": "cnn:small-bn"}}
+    content = {**of_run, "data": {"source": "digits"}, "train": {"batch_size": 1, "local_steps": 1, "device": "cpu"}}
+    assert isinstance(task_of_dry_run(load_experiment(content), 2)[0], TorchTask)
 
 
 def narrow(shape, classes):

@@ -16,7 +16,7 @@ earlier draws.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +159,13 @@ class Batches:
         wide = np.zeros((len(drawn), self._width), drawn.dtype)
         wide[:, : self._size] = drawn
         return wide
+
+
+def smallest_batch(shares: Iterable[Indices], settings: TrainSettings) -> int:
+    """Return the fewest examples in one pass forward of these nodes; lines of several lengths excepted."""
+    size = settings.examples_per_step
+    counts = {size if settings.local_steps else len(share) % size or size for share in shares}
+    return min((count // min(count, settings.accumulate) for count in counts), default=size)
 
 
 def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> None:

@@ -18,6 +18,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.data.custom import is_function
 from fedgossip.data.dataset import Dataset
+from fedgossip.data.ragged import Ragged
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.scoring import Scoring
@@ -26,6 +27,7 @@ EXAMPLES = 8
 """Number of examples of the test set."""
 TOLERANCE = 1e-4
 """Relative tolerance: kernels may sum in another order at another memory address."""
+ALONE = "BatchNorm needs more: another train.batch_size leaves no example alone; with GroupNorm a batch may be one."
 STEADY = "Let it depend on its arguments alone; torch's own generator is seeded."
 
 
@@ -57,6 +59,18 @@ def check_own_parts(
         raise
     except Exception:  # the user's own code
         return
+
+
+def check_one_example(source: str, remade: Callable[[], nn.Module], train: Dataset, smallest: int) -> None:
+    """Raise ConfigError if the smallest batch is one example, and BatchNorm refuses it."""
+    if smallest > 1 or isinstance(train.x, Ragged):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            remade().train()(torch.from_numpy(np.array(train.x[:1])))
+    except Exception as error:  # the run reports others with their place
+        if "more than 1 value per channel" in str(error):
+            raise ConfigError(f"{source}: a batch here is one example: {error}", ALONE) from error
 
 
 def _check_made(where: str, module: nn.Module, again: nn.Module) -> None:
