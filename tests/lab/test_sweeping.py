@@ -26,7 +26,7 @@ from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.drivers.clusters import meeting
 from fedgossip.lab.sweeps import cells, worker
 from fedgossip.lab.sweeps.cells import CellOutcome
-from fedgossip.lab.sweeps.folder import TRIAL_SEEDS, SweepFolder, TunedKey, Tuning, tuning_of
+from fedgossip.lab.sweeps.folder import TRIAL_SEEDS, SweepFolder, TunedKey, Tuning, tuning_of, write_shared
 from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
 from fedgossip.lab.sweeps.page import write_page
 from fedgossip.lab.sweeps.sweep import folder_of
@@ -391,6 +391,29 @@ def test_two_schedulers_in_one_folder_run_each_cell_once(tmp_path: Path) -> None
     assert [process.returncode for process in both] == [0, 0]
     assert len({json.dumps(json.loads(one)["rows"]) for one in said}) == 1
     assert len(list((tmp_path / "s" / "claims").iterdir())) == 60, "and none was claimed again"
+
+
+def test_files_that_two_schedulers_write_at_once_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a part of its own name, so neither loses its part to the other."""
+    replace, parts = Path.replace, []
+
+    def replaced(part: Path, path: Path) -> Path:
+        parts.append(part)
+        if len(parts) == 1:
+            write_shared(path, b"other")
+        return replace(part, path)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_shared(tmp_path / "table.csv", b"ours")
+    assert (tmp_path / "table.csv").read_bytes() == b"ours" and len(list(tmp_path.iterdir())) == 1
+    assert parts[0] != parts[1]
+
+
+def test_a_folder_that_another_scheduler_is_creating_is_a_sweep_of_its_own(tmp_path: Path) -> None:
+    file = many(tmp_path)
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / ".0123.part").write_bytes(b"")
+    assert SweepFolder.create(tmp_path / "s", read_sweep(file)).wanted()
 
 
 KILLER = """

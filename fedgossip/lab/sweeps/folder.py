@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError, nearest, not_writable
+from fedgossip.base.errors import ConfigError, NotWrittenError, nearest, not_writable
 from fedgossip.base.limits import Within, limits_of
 from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
@@ -34,12 +34,19 @@ from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal,
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, name_values, read_sweep
 from fedgossip.report.page.learning_curves import measured_values
 from fedgossip.report.page.reading import RecordedRun, read_run
-from fedgossip.runs.run_directory import write_whole
 
 Ended = tuple[SweepCell, CellOutcome]
 
 PAUSE = 0.2
 """Seconds between two checks of cells that other processes run."""
+
+
+def write_shared(path: Path, content: bytes) -> None:
+    """Write a file atomically that several processes may write at the same time.  Raises NotWrittenError."""
+    try:
+        owner_files.placed(path, content)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
 
 
 class SweepFolder:
@@ -52,16 +59,20 @@ class SweepFolder:
 
     @classmethod
     def create(cls, path: Path, grid: SweepGrid) -> SweepFolder:
-        """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's."""
+        """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's.
+
+        Several processes may create it at the same time.
+        """
         found = cls(path, grid)
         try:
             owner_files.make_folder(path)
             outside_files.check_folder(path)
-            if not (path / SWEEP).exists() and any(path.iterdir()):
+            others = [one for one in path.iterdir() if one.suffix != ".part"]  # before the check: others may create it
+            if others and not (path / SWEEP).exists():
                 raise ConfigError(f"{path}: not empty, and no sweep", "Give another folder with --out.")
+            write_shared(path / SWEEP, grid.to_toml().encode())
             for inner in ("cells", "claims"):
                 owner_files.make_folder(path / inner)
-            write_whole(path / SWEEP, grid.to_toml().encode())
         except OSError as error:
             raise not_writable(path, error) from None
         return found

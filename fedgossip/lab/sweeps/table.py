@@ -24,7 +24,7 @@ from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.data.objectives import score_of_loops
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
-from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.folder import SweepFolder, write_shared
 from fedgossip.lab.sweeps.grid import SweepCell, Values, format_value, name_values
 from fedgossip.report.page.learning_curves import (
     LEVEL,
@@ -35,7 +35,6 @@ from fedgossip.report.page.learning_curves import (
     student_p,
 )
 from fedgossip.report.page.reading import RecordedRun, read_run
-from fedgossip.runs.run_directory import write_whole
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
 UNSCORED = ("test_loss", "consensus_distance")
@@ -155,21 +154,24 @@ class SweepTable:
         return csv_rows(self.rows)
 
     def write(self) -> None:
-        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet if pyarrow is installed."""
-        write_whole(self.folder / run_format.SWEEP_TABLE, self.to_csv().encode())
+        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet if pyarrow is installed.
+
+        Several processes may write them at the same time.  Raises NotWrittenError.
+        """
+        write_shared(self.folder / run_format.SWEEP_TABLE, self.to_csv().encode())
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
-        write_whole(self.folder / run_format.SWEEP_ROWS, lines)
+        write_shared(self.folder / run_format.SWEEP_ROWS, lines)
         try:
             self.to_parquet(self.folder / run_format.SWEEP_PARQUET)
         except ConfigError:  # an optional file: without the extra nothing is missing
             return
 
     def to_parquet(self, path: Path) -> None:
-        """Write the rows as Parquet.  Raises ConfigError if pyarrow is not installed (extra `research`)."""
+        """Write the rows as Parquet.  Raises NotWrittenError; ConfigError without pyarrow (extra `research`)."""
         arrow, parquet = (needed(name, "research", "a parquet file") for name in ("pyarrow", "pyarrow.parquet"))
-        part = path.with_name(path.name + ".part")
-        parquet.write_table(arrow.Table.from_pylist([dict(row) for row in self.rows]), part)
-        part.replace(path)
+        content = arrow.BufferOutputStream()
+        parquet.write_table(arrow.Table.from_pylist([dict(row) for row in self.rows]), content)
+        write_shared(path, content.getvalue().to_pybytes())
 
 
 def table_of(sweep: SweepFolder) -> SweepTable:
