@@ -7,6 +7,9 @@
     server.close()               -> {client: frame}      the deadline of a stage: its missing clients have dropped
     server.sum, server.result                            after the fifth stage
 
+    server.collect(round, clients, send, receive)        the same loops, over two functions of a transport
+    client.take_part(send, receive)
+
 A frame is of the coordinator for one client, or the reverse; the masked vector follows its signed frame.  The transport
 may lose, repeat and reorder frames, and be public; it names the sender, which the signature proves.  Outcomes as in
 `client`; keys are new in each session.
@@ -18,7 +21,8 @@ a restart costs the round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -143,6 +147,8 @@ class SumClient:
             raise ConfigError("this client's card is not among the members", "Give all participants the same list.")
         self.place = places[0]
         """The client's place in the list of members; the server addresses it by this."""
+        self.sum_digest = b""
+        """SHA-256 of the words of the last round's sum, signed by the coordinator."""
         self._policy = Policy(_identity(coordinator), task, encoding.ring, n_min, cohort_max)
         self._past = Past()
         self._given: _Given | None = None
@@ -198,6 +204,17 @@ class SumClient:
                     raise
         return self._open(frame, model_hash(model), self._entropy(KEY_BYTES))
 
+    def take_part(self, send: Callable[[bytes], object], receive: Callable[[], bytes], model: bytes = b"") -> None:
+        """Reply to frames until the end of the round; those that change nothing are skipped.
+
+        `send` may store `state` first; `receive` raises at its deadline.  Raises as `answer`, but no ProtocolError.
+        """
+        while True:
+            with suppress(ProtocolError):
+                if (reply := self.answer(receive(), model)) is None:
+                    return
+                send(reply)
+
     def _open(self, frame: bytes, model: bytes, seed: bytes) -> bytes:
         """Join a session; an accepted one ends the one in progress."""
         before, stream = self._past.state(), keystream(seed)
@@ -241,7 +258,7 @@ class SumClient:
                 revealed = step.reveal(frame)
                 return revealed, revealed.frame
             case Revealed() as step:
-                step.acknowledge(frame)
+                self.sum_digest = step.acknowledge(frame)
                 return None, None
             case None:
                 raise AssertionError("no session is open")
@@ -337,6 +354,29 @@ class SumServer:
         self._past.joined(descriptor.round)
         self._step = step
         return dict.fromkeys(descriptor.cohort, step.frame)
+
+    def collect(
+        self,
+        round: int,
+        clients: Iterable[int],
+        send: Callable[[int, bytes], object],
+        receive: Callable[[], tuple[int, bytes] | None],
+        model: bytes = b"",
+    ) -> SumResult:
+        """Return the sum of a whole round; frames that change nothing are skipped.
+
+        `receive` returns a client's number and reply, or None at the deadline of a stage.  Raises as `begin` and
+        `take`, but no ProtocolError.
+        """
+        due = self.begin(round, clients, model)
+        while due:
+            for client, frame in due.items():
+                send(client, frame)
+            due = {}
+            while self.waiting and not due:
+                with suppress(ProtocolError):
+                    due = self.close() if (reply := receive()) is None else self.take(*reply)
+        return self.result
 
     def take(self, client: int, frame: bytes) -> dict[int, bytes]:
         """Take a client's reply; return the next frames after the last of the stage, else {}.

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import msgspec
@@ -120,6 +122,37 @@ def test_a_sum_is_right_with_a_client_gone_at_each_stage(stage: int | None) -> N
     assert crew.server.result.clients == tuple(there)
     right = sum(values[place] for place in there)
     assert np.abs(crew.server.sum - right).max() <= FLOATS.error(len(there))
+
+
+@pytest.mark.parametrize("absent", [None, 2])
+def test_a_whole_round_skips_frames_that_change_nothing(absent: int | None) -> None:
+    replies: Queue[tuple[int, bytes]] = Queue()
+    inboxes: dict[int, Queue[bytes]] = {place: Queue() for place in range(5)}
+    first = set(inboxes) - {absent}
+
+    def send(place: int, frame: bytes) -> None:
+        for each in (b"junk", frame, frame):
+            inboxes[place].put(each)
+
+    def receive() -> tuple[int, bytes] | None:
+        """Return None where only an absent client's reply is missing."""
+        return replies.get(timeout=30) if server.waiting != {absent} else None
+
+    def take_part(client: SumClient) -> bytes:
+        def reply(frame: bytes) -> None:
+            for each in (b"junk", frame, frame):
+                replies.put((client.place, each))
+
+        client.give(1, [1.0, 2.0, 3.0])
+        client.take_part(reply, lambda: inboxes[client.place].get(timeout=30))
+        return client.sum_digest
+
+    server, clients = server_of(), [client_of(place) for place in sorted(first)]
+    with ThreadPoolExecutor(5) as threads:
+        digests = threads.map(take_part, clients)
+        result = server.collect(1, range(5), send, receive)
+        assert result.clients == tuple(sorted(first)) and len({*digests}) == 1
+    assert np.abs(result.sum - np.array([1.0, 2.0, 3.0]) * len(first)).max() <= FLOATS.error(len(first))
 
 
 def test_weights_and_metrics_are_in_the_sum() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -17,7 +19,7 @@ from fedgossip import load_experiment
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.experiment import Experiment
-from fedgossip.secure import RoundAbandoned
+from fedgossip.secure import ExactEncoding, RoundAbandoned, SumClient, SumServer, sign_card
 from fedgossip.sites.plans import given_sums
 
 KINDS = ["glm", "cox", "trees", "firth"]
@@ -131,3 +133,26 @@ def test_a_site_that_is_none_and_a_table_that_does_not_fit_are_refused(folder: P
         )
         with pytest.raises(ConfigError, match="with a budget, over given sums"):
             given_sums.agree_by_sums(load_experiment(folder / "glm.toml", budget), 1, PlainSums())  # type: ignore[arg-type]
+
+
+def test_a_site_takes_no_sum_that_the_coordinator_has_not_signed() -> None:
+    keys, boss, encoding = [bytes([site + 1]) * 32 for site in range(SITES)], bytes(32), ExactEncoding((9, 1 << 100))
+    cards, inboxes = [sign_card(key) for key in keys], [Queue[bytes]() for _ in keys]
+    replies: Queue[tuple[int, bytes]] = Queue()
+
+    def send(site: int, frame: bytes) -> None:
+        if len(frame) == 4 * encoding.ring.words:
+            inboxes[site].put(bytes(len(frame)))
+        inboxes[site].put(frame)
+
+    def take_part(site: int) -> list[Sequence[int]]:
+        client = SumClient(keys[site], cards, sign_card(boss), encoding, task="t", entropy=os.urandom)
+        with given_sums.SecureSums(
+            client, lambda frame: replies.put((site, frame)), lambda: inboxes[site].get(timeout=30)
+        ) as sums:
+            return [sums.sum([site, 1 << 100]), sums.sum([-site, 0])]
+
+    with ThreadPoolExecutor(SITES) as threads:
+        found = threads.map(take_part, range(SITES))
+        given_sums.serve_sums(SumServer(boss, cards, encoding, task="t"), send, lambda: replies.get(timeout=30))
+        assert [*found] == [[[10, 5 << 100], [-10, 0]]] * SITES

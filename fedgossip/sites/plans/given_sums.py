@@ -5,6 +5,8 @@
     encoding = encoding_of_fit(experiment)
     result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
 
+`SecureSums` and `serve_sums` make the sums by `fedgossip.secure`, over two functions that send and receive bytes.
+
 Each round calls `sum` once with this site's whole numbers; all sites compute the same result, and check each state
 (`SumsTask.check`).  The caller is responsible for approvals and ledgers.
 """
@@ -12,7 +14,9 @@ Each round calls `sum` once with this site's whole numbers; all sites compute th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +30,7 @@ from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.experiment import Experiment
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.secure import ExactEncoding, Reason, RoundAbandoned
+from fedgossip.secure import ExactEncoding, Reason, RoundAbandoned, SumClient, SumServer
 from fedgossip.secure.encoding import ExactSums, integers_of, words_in, words_of
 from fedgossip.secure.fixed_point import Words, little
 from fedgossip.secure.session_history import AskedBefore
@@ -39,6 +43,59 @@ class GivenSums(Protocol):
     def sum(self, numbers: Sequence[int], /) -> Sequence[int]:
         """Return the sums of all sites' numbers, in the same order; whole numbers of up to 512 bits."""
         ...
+
+
+class SecureSums:
+    """The sums at one site, by secure sums: its coordinator runs `serve_sums`, which ends where a site leaves `with`.
+
+    `send(frame)` and `receive()` exchange frames with the coordinator; `receive` raises at its deadline.
+    """
+
+    def __init__(self, client: SumClient, send: Callable[[bytes], object], receive: Callable[[], bytes]) -> None:
+        self._client, self._send, self._receive = client, send, receive
+        self._rounds = count(1)
+
+    def __enter__(self) -> SecureSums:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(_END)
+
+    def sum(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the sum that the coordinator signed.  Raises as `SumClient.take_part`."""
+        self._client.give(next(self._rounds), numbers)
+        self._client.take_part(self._send, self._receive)
+        while hashlib.sha256(words := self._receive()).digest() != self._client.sum_digest:
+            pass
+        return integers_of(np.frombuffer(words, "<u4"), self._client.encoding.ring.ring_bits)[:-1]
+
+
+_END = b""
+
+
+class _SiteEndedError(Exception):
+    pass
+
+
+def serve_sums(
+    server: SumServer, send: Callable[[int, bytes], object], receive: Callable[[], tuple[int, bytes] | None]
+) -> None:
+    """Coordinate a round of all sites after the other, until a site ends.
+
+    `send(site, frame)` and `receive()` as of `SumServer.collect`.
+    """
+
+    def reply() -> tuple[int, bytes] | None:
+        if (received := receive()) and received[1] == _END:
+            raise _SiteEndedError
+        return received
+
+    with suppress(_SiteEndedError):
+        for round in count(1):
+            result = server.collect(round, server.places, send, reply)
+            words = words_of([*result.sum, len(result.clients)], server.encoding.ring.ring_bits)
+            for site in result.clients:
+                send(site, bytes(little(words)))
 
 
 def encoding_of_agreement(experiment: Experiment) -> ExactEncoding:
