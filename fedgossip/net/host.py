@@ -269,6 +269,7 @@ class Host:
             case PeerJoined(node, life):
                 for group in (self._greeted, self._up, self._joined):
                     group.add(node)
+                self._gone.discard(node)
                 self._lives[node], self._met = life, True
             case PeerGone(node):
                 self._joined.discard(node)
@@ -381,11 +382,9 @@ class Host:
             case ModelBegun(sender, account) if sender in self._greeted:
                 self.dispatch(Received(sender, account))
             case LinkUp(node, afresh):
-                self._up.add(node)
-                self._timers.pop(("grace", node), None)
                 if afresh:
                     self._joined.discard(node)  # the machine then repeats lost requests
-                self._join_if_ready(node)
+                self._link(node)
             case LinkDown(node):
                 self._up.discard(node)
                 self._processes.pop(node, None)  # it may restart without a record of its last incarnation number
@@ -421,8 +420,16 @@ class Host:
             self._report_gone(sender)
         self._lives[sender], self._processes[sender] = incarnation, process
         self._greeted.add(sender)
+        self._gone.discard(sender)
         self._refused.pop(sender, None)
         self._join_if_ready(sender)
+
+    def _link(self, node: NodeId) -> None:
+        self._up.add(node)
+        self._timers.pop(("grace", node), None)
+        if node in self._gone:  # perhaps a new incarnation, which has not greeted yet
+            self._set_timer(("greeting", node), GRACE_NS)
+        self._join_if_ready(node)
 
     def _compare_processors(self, sender: NodeId, processor: int) -> None:
         """Report once that processors differ, if they affect the bits."""
@@ -440,11 +447,10 @@ class Host:
         self._report_gone(event.sender)
 
     def _join_if_ready(self, node: NodeId) -> None:
-        """Report a partner as joined when both directions work."""
-        if node in self._greeted and node in self._up and node not in self._joined:
+        """Report a partner as joined when both directions work; one that was gone after its next greeting."""
+        if node in self._greeted and node in self._up and node not in self._joined | self._gone:
             self._joined.add(node)
             self._met = True
-            self._gone.discard(node)
             self.dispatch(PeerJoined(node, self._lives[node]))
 
     def _report_gone(self, node: NodeId) -> None:
@@ -463,6 +469,9 @@ class Host:
         match key:
             case ("grace", int(node)):
                 self._report_gone(node)
+            case ("greeting", int(node)):  # its own connection was never lost, and does not greet again
+                self._gone.discard(node)
+                self._join_if_ready(node)
             case _:
                 self.dispatch(Fired(key))
 

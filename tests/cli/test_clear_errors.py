@@ -485,6 +485,8 @@ def test_the_usual_folder_of_runs_may_be_absent(tmp_path: Path) -> None:
         (["join", "--data", "csw:mine.csv?label=y"], "unknown data source"),
         (["join", "--script", "mine.py --fast"], "mine.py: no such file"),
         (["join", "--script", "run"], "run: is a folder"),
+        (["join", "--script", "other.py"], "other.py: neither it nor a module in its folder names fedgossip"),
+        (["join", "--script", "wrong.py"], "wrong.py: invalid syntax (wrong.py, line 2)"),
         (["join", "--address", "a b"], "--address: 'tcp://a b:5700' is no address"),
         (["join", "--address", "10.0.0.5:5700"], "--address: '10.0.0.5:5700' has a port"),
         (["pilot", "join", "--data", "mine.csv"], "mine.csv: no such file"),
@@ -494,6 +496,8 @@ def test_what_is_wrong_on_this_machine_is_refused_before_the_organiser_is_called
     tmp_path: Path, how: list[str], words: str
 ) -> None:
     (tmp_path / "run").mkdir()
+    (tmp_path / "other.py").write_text("print(1)\n")
+    (tmp_path / "wrong.py").write_text("x = 1\ny = = 2\n")
     invite = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 2**32 - 1))
     said = typed([*how, invite], tmp_path)
     assert said.code == 2 and words in said.err and "Calling" not in said.err, said

@@ -106,6 +106,6 @@ def test_a_script_that_does_not_fit_the_run_is_a_line_and_an_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "experiment.toml").write_text(text)
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("import fedgossip\n")
     said = in_process(["host", "experiment.toml", *words], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and error in said.errors[0] and len(said.err.splitlines()) == 2 and not said.out, said.err

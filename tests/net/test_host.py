@@ -162,6 +162,10 @@ def test_a_partner_joins_when_it_has_greeted_and_can_be_called_in_whatever_order
         assert machine.links_told() == [PeerJoined(1)], order
 
 
+def process(number: int, incarnation: int = 0) -> Arrived:
+    return Arrived(1, replace(HELLO, process=number, incarnation=incarnation))
+
+
 def test_one_that_was_gone_joins_again(links: Links) -> None:
     machine = Told()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
@@ -169,7 +173,20 @@ def test_one_that_was_gone_joins_again(links: Links) -> None:
         host._take_event(event)
     host._fire(("grace", 1))
     host._take_event(LinkUp(1))
+    host._fire(("greeting", 1))
     assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
+
+
+@pytest.mark.parametrize("order", [[LinkUp(1), process(6, 1)], [process(6, 1), LinkUp(1)]], ids=["up", "greeted"])
+def test_a_next_life_joins_once_whichever_direction_is_first(links: Links, order: list[Any]) -> None:
+    machine = Told()
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
+    for event in (LinkUp(1), process(5), LinkDown(1)):
+        host._take_event(event)
+    host._fire(("grace", 1))
+    for event in order:
+        host._take_event(event)
+    assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1, 1)]
 
 
 def test_where_the_links_say_nothing_again_the_machine_is_told_of_every_new_connection(links: Links) -> None:
@@ -179,10 +196,6 @@ def test_where_the_links_say_nothing_again_the_machine_is_told_of_every_new_conn
     for event in (Arrived(1, HELLO), LinkUp(1, afresh=True), LinkDown(1), Arrived(1, HELLO), LinkUp(1, afresh=True)):
         host._take_event(event)
     assert machine.links_told() == [PeerJoined(1), PeerJoined(1)] and ("grace", 1) not in host._timers
-
-
-def process(number: int, incarnation: int = 0) -> Arrived:
-    return Arrived(1, replace(HELLO, process=number, incarnation=incarnation))
 
 
 def test_a_second_process_with_one_identity_is_a_twin_and_changes_nothing(links: Links) -> None:

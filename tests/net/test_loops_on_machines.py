@@ -92,7 +92,7 @@ def test_a_script_that_shows_a_coordinator_no_model_is_a_line_and_an_advice(
     script: str, error: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    (folder / "never.py").write_text("pass\n")
+    (folder / "never.py").write_text("import fedgossip\n")
     (folder / "raises.py").write_text("1 / 0\n")
     words = ["coordinator", "fed.toml", "--endpoints", "endpoints.toml", "--key", f"{CLIENTS}.key", "--out", "out"]
     said = in_process([*words, "--script", script], folder, monkeypatch, capsys)

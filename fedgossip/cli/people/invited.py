@@ -267,11 +267,11 @@ def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
 
 
 def check_script(words: str) -> None:
-    """Raise ConfigError where the named script, if any, is none."""
+    """Raise ConfigError where the named script, if any, is none, or takes part in no run."""
     from fedgossip.drivers.loops.scripts import Command
 
     if script := shlex.split(words):
-        Command(Path(script[0])).checked()
+        Command(Path(script[0])).checked().check_joins()
 
 
 def command_line() -> str:

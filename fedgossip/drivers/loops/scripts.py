@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -33,6 +34,9 @@ STOP_SECONDS = 10.0
 
 TRACEBACK_BYTES = 1 << 15
 """Number of last bytes of a script's output searched for a traceback."""
+
+MODULES_MOST = 500
+"""Maximum number of modules in the script's folder that are searched for a join."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt|Warning))(?=$|: )")
@@ -67,6 +71,22 @@ class Command:
             text = f"{self.script}: by its name no script of Python"
             raise ConfigError(text, "Give a script that calls fedgossip.join; its arguments follow it.")
         return self
+
+    def check_joins(self) -> None:
+        """Raise ConfigError for a script that no other machine should wait for: it does not parse, or neither it nor a
+        module in its folder names fedgossip.
+        """
+        try:
+            compile(outside_files.read_bytes(outside_files.resolve(self.script)), str(self.script), "exec")
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(f"{self.script}: {error}", "Python cannot read it.") from None
+        folder = self.script.resolve().parent
+        beside = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), MODULES_MOST)
+        if not any(b"fedgossip" in outside_files.read_bytes(path) for path in (self.script.resolve(), *beside)):
+            advice = (
+                "Call peer = fedgossip.join(model, optimizer) in it; if an installed package does, import fedgossip."
+            )
+            raise ConfigError(f"{self.script}: neither it nor a module in its folder names fedgossip", advice)
 
     def keep(self, run: Path) -> None:
         """Write the command into the folder of the run, for its resumption.  Raises NotWrittenError."""
