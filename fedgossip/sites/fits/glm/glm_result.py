@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.agreed_table import AgreedColumn
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,
+    Newton,
     PointSums,
     ScaledColumns,
     Values,
@@ -30,7 +31,7 @@ from fedgossip.sites.fits.glm.glm import (
     mean_sums,
     rank_of,
 )
-from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
+from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout, LastSums
 
 FORMAT = 2
 INTERCEPT = "(intercept)"
@@ -142,60 +143,31 @@ def fit_of(
     outcome's counts are published, quantities that disclose the sum of all outcomes are rounded too: a linear model's
     intercept of scaled columns, another model's variance of it.
     """
-    design, state = layout.design, layout.reached(vector, layout.rounds)
+    design, state, last = layout.design, layout.reached(vector, layout.rounds), layout.last(vector)
     if state is None or state.sums is None:
         return None
-    sums, rank = state.sums, rank_of(state.sums.information)
-    free = sums.records - rank
-    linear = design.family == "linear"
-    dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
-    turned = in_units(design)
-    best, last = state.last, layout.last(vector)
-    disperses = design.of_family.disperses
-    if layout.has_last and last is None and (design.errors or disperses):
+    if layout.has_last and last is None and (design.errors or design.of_family.disperses):
         return None
-    pearson = None if last is None or last.records != sums.records else last.pearson
-    if design.family == "poisson" and not design.errors:  # quasi errors use it unchanged
-        total = float(sums.gradient[0] + sums.information[0, 0])
-        pearson = None if _is_yes_no(sums, total) else pearson
-    spread = covariance(state, dispersion)
-    if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
-        dispersion = pearson / free
-        spread = covariance(state, dispersion)
-    if last is not None and last.meat is not None:
-        bread = covariance(state, 1.0)
-        spread = np.nan_to_num(bread) @ last.meat @ np.nan_to_num(bread) + 0 * bread  # keeps NaN in its places
-        if design.cluster:
-            spread *= of_clusters(design.cluster, last.clusters, sums.records, rank)
+    sums, rank = state.sums, rank_of(state.sums.information)
+    free, turned = sums.records - rank, in_units(design)
+    found = _solution(layout, state, sums, last, free)
     if counted:
-        dispersion, best, spread = _without_sum(layout, counted, dispersion, best, spread, free)
-    estimates, spread = turned @ best, _turned(turned, spread)
-    names = (INTERCEPT, *design.columns)
+        found = _without_sum(layout, counted, found, free)
+    estimates, spread = turned @ found.best, _turned(turned, found.spread)
     errors = np.sqrt(np.diag(spread))
+    best, dispersion = found.best, found.dispersion
     if few := _few_share(layout, vector, state.first, suppress):
         errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
         estimates = np.array([rounded_to(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
         spread[~np.eye(len(errors), dtype=bool)] = math.nan
         dispersion = rounded_to(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
-    loss_error = dispersion * math.sqrt(2 * max(free, 1))
-
-    def rounded(loss: float) -> float:
-        return rounded_to(loss, loss_error, 2) if few else loss
-
-    def published(loss: float) -> float:
-        return multiple_of(loss, loss_error) if counted else rounded(loss)
-
-    def published_null(loss: float) -> float:
-        return published(sums.deviance) + rounded(loss - sums.deviance) if counted else rounded(loss)
-
-    of_t = (disperses and not layout.robust) or design.errors == QUASI
-    found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
+    losses = _Losses(sums.deviance, dispersion * math.sqrt(2 * max(free, 1)), few, counted is not None)
+    names, of_t = (INTERCEPT, *design.columns), free if _uses_t(layout) else None
     first = state.first if state.first is not None and state.first.records == sums.records else None
     if design.offset and design.family == "logistic":  # its first point ignores the offset
         first = None
-    ratio = _ratio(design, first, sums)
-    tests = () if few else _tests(design, estimates, spread, free if of_t else None, ratio)
+    tests = () if few else _tests(design, estimates, spread, of_t, _ratio(design, first, sums))
     return GlmFit(
         design=design,
         sites=sums.sites,
@@ -203,20 +175,83 @@ def fit_of(
         records=sums.records,
         steps=state.steps,
         converged=state.converged,
-        deviance=published(sums.deviance),
-        null_deviance=None if first is None else published_null(first.deviance),
-        aic=None if disperses else published(sums.deviance + sums.least) + 2 * rank,
+        deviance=losses.publish(sums.deviance),
+        null_deviance=None if first is None else losses.publish_null(first.deviance),
+        aic=None if design.of_family.disperses else losses.publish(sums.deviance + sums.least) + 2 * rank,
         dispersion=dispersion,
-        coefficients=tuple(found),
+        coefficients=tuple(coefficient(*one, of_t) for one in zip(names, estimates, errors, strict=True)),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
         rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
-        pearson=None if pearson is None else rounded(pearson),
+        pearson=None if found.pearson is None else losses.round(found.pearson),
         clusters=last.clusters if last is not None and design.cluster else None,
         tests=tuple(tests),
         rounded=few or counted is not None,
     )
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """A fit's solution in scaled columns."""
+
+    best: Values
+    """Estimates, [p]."""
+    spread: Values
+    """Their covariance, [p, p]; NaN where undetermined."""
+    dispersion: float
+    pearson: float | None
+    """Pearson's statistic; None if unknown or not publishable."""
+
+
+def _solution(layout: GlmLayout, state: Newton, sums: PointSums, last: LastSums | None, free: int) -> _Solution:
+    """Return the solution with the errors that the design asks for; `free`: degrees of freedom of the residuals."""
+    design, disperses = layout.design, layout.design.of_family.disperses
+    dispersion = 1.0
+    if design.family == "linear":
+        dispersion = sums.deviance / free if free > 0 else math.nan
+    pearson = None if last is None or last.records != sums.records else last.pearson
+    if design.family == "poisson" and not design.errors:  # quasi errors use it unchanged
+        total = float(sums.gradient[0] + sums.information[0, 0])
+        pearson = None if _is_yes_no(sums, total) else pearson
+    if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
+        dispersion = pearson / free
+    spread = covariance(state, dispersion)
+    if last is not None and last.meat is not None:
+        bread = covariance(state, 1.0)
+        spread = np.nan_to_num(bread) @ last.meat @ np.nan_to_num(bread) + 0 * bread  # keeps NaN in its places
+        if design.cluster:
+            spread *= of_clusters(design.cluster, last.clusters, sums.records, rank_of(sums.information))
+    return _Solution(state.last, spread, dispersion, pearson)
+
+
+def _uses_t(layout: GlmLayout) -> bool:
+    """Return whether a coefficient's statistic is t in place of z: its error depends on an estimated dispersion."""
+    return layout.design.errors == QUASI or (layout.design.of_family.disperses and not layout.robust)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Publishes deviances: as they are, with two digits of their error if `few` records share categories, as multiples
+    of it if they would count an outcome.
+    """
+
+    deviance: float
+    error: float
+    few: bool
+    counted: bool
+
+    def round(self, loss: float) -> float:
+        return rounded_to(loss, self.error, 2) if self.few else loss
+
+    def publish(self, loss: float) -> float:
+        return multiple_of(loss, self.error) if self.counted else self.round(loss)
+
+    def publish_null(self, loss: float) -> float:
+        """Publish the null model's deviance: its difference to the fit's is a function of the columns alone."""
+        if not self.counted:
+            return self.round(loss)
+        return self.publish(self.deviance) + self.round(loss - self.deviance)
 
 
 def check_enough_clusters(name: str, clusters: int, rank: int) -> None:
@@ -380,22 +415,18 @@ def multiple_of(value: float, error: float) -> float:
     return round(round(value / unit) * unit, 1 - math.floor(math.log10(unit)))
 
 
-def _without_sum(
-    layout: GlmLayout, outcome: AgreedColumn, dispersion: float, best: Values, spread: Values, free: int
-) -> tuple[float, Values, Values]:
-    """Return dispersion, estimates and covariance of scaled columns that disclose neither sum nor squares of an
-    outcome.
-    """
+def _without_sum(layout: GlmLayout, outcome: AgreedColumn, found: _Solution, free: int) -> _Solution:
+    """Return a solution that discloses neither sum nor squares of an outcome."""
     linear, share = layout.design.family == "linear", math.sqrt(2 / max(free, 1))
-    best, spread, coarse = np.array(best), np.array(spread), dispersion
-    if linear and dispersion > 0:
-        coarse = multiple_of(dispersion, dispersion * share)
-        spread *= 1.0 if layout.robust else coarse / dispersion
+    best, spread, coarse = np.array(found.best), np.array(found.spread), found.dispersion
+    if linear and coarse > 0:
+        coarse = multiple_of(found.dispersion, found.dispersion * share)
+        spread *= 1.0 if layout.robust else coarse / found.dispersion
     if outcome.counts and linear:
         best[0] = multiple_of(float(best[0]), math.sqrt(spread[0, 0]))
     elif outcome.counts:  # never less than it is
         spread[0, 0] = multiple_of(float(spread[0, 0]) * (1 + share / 2), float(spread[0, 0]) * share)
-    return coarse, best, spread
+    return replace(found, dispersion=coarse, best=best, spread=spread)
 
 
 def _turned(turned: Values, spread: Values) -> Values:
