@@ -130,7 +130,7 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
     """
     if (inside := experiment.simulation.inside) is None or (flops := inside.flops) is None:
         return None
-    from fedgossip.learning.processes.step_costs import ZERO_1
+    from fedgossip.learning.processes.step_costs import LINKED, ZERO_1
     from fedgossip.learning.task import TorchTask
 
     if not isinstance(task, TorchTask):
@@ -145,7 +145,7 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
         mesh = 'more processes, train.parallel = "fsdp", or another train.mesh: fedgossip advise mesh ranks them'
         raise ConfigError(text, f"Divide the model by {mesh}.")
     rate = LINKS[inside.links] if inside.links else inside.bandwidth or math.inf
-    links = EqualLinks(inside.latency or 0.0, rate, rate)
+    links = dict.fromkeys(LINKED, EqualLinks(inside.latency or 0.0, rate, rate))
     times = shape.times(lambda rows: rows * shape.whole_flops / flops, links)
     copies = {"offload": shape.copied / inside.pcie} if inside.pcie is not None and shape.copied else {}
     return {

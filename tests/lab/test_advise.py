@@ -13,6 +13,7 @@ import pytest
 from commands import Output, in_process
 
 from fedgossip import load_experiment, simulate
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.cli.topology.advise import sentence
 from fedgossip.lab.advise import candidates
 from fedgossip.lab.advise.candidates import (
@@ -26,8 +27,12 @@ from fedgossip.lab.advise.candidates import (
     verified,
     ways,
 )
+from fedgossip.lab.advise.mesh import MeshAsked, StepCosts, measured_links
+from fedgossip.lab.advise.mesh import advised as advised_meshes
 from fedgossip.lab.advise.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
-from fedgossip.lab.costs.base import neighbours
+from fedgossip.lab.costs.base import FittedLink, neighbours
+from fedgossip.learning.processes.step_costs import LINKED
+from fedgossip.learning.settings import TrainSettings
 from fedgossip.topology import forecast_of, resolve_schedule
 
 RESNET_50 = 25.6e6 * 4
@@ -296,8 +301,8 @@ def test_the_steps_of_meshes_are_those_of_the_formulas_and_what_does_not_fit_is_
     whole = found["4 x 1 x 1 x 1", "ddp"]
     assert whole["work"] == pytest.approx(0.008) and whole["messages"] == pytest.approx(ring(4, parameters))
     assert whole["memory"] == 2 * parameters
-    rows = found["4 x 1 x 1 x 1", "fsdp, zero 3"]  # four layers in the list, and the rest
-    assert rows["messages"] == pytest.approx(3 * 3 * (4 * 0.001 + parameters / 4 / 1e6))
+    rows = found["4 x 1 x 1 x 1", "fsdp, zero 3"]  # three layers in the list, and no other parameters
+    assert rows["messages"] == pytest.approx(3 * 3 * (3 * 0.001 + parameters / 4 / 1e6))
     staged = found["2 x 1 x 2 x 1", "ddp"]  # stages of two layers and one: 64 numbers of 8 rows between them
     work = {0: 4 * 64 * 128 + 6 * 128 * 64, 1: 6 * 64 * 10}  # multiplications and sums; the input has no gradient
     longest = 0.008 * work[0] / (work[0] + work[1])
@@ -315,6 +320,31 @@ def test_the_steps_of_meshes_are_those_of_the_formulas_and_what_does_not_fit_is_
     crowded = meshes_of(advise_mesh(*words, "--cores", "2", "--memory", "135kB"))
     assert crowded["2 x 1 x 2 x 1", "ddp"]["work"] == pytest.approx(0.016), "four processes on two processors"
     assert crowded["4 x 1 x 1 x 1", "ddp"]["refused"] == "a process holds 138\u202fkB, and may hold 135\u202fkB"
+
+
+def test_every_axis_takes_the_time_of_its_own_link(tmp_path: Path) -> None:
+    """Two processes, latency alone: DDP 2 messages in turn; tensor 2 sums and one gathering; FSDP 3 layers x 2 or 3;
+    pipeline 4 pieces forward and back.
+    """
+    asked = MeshAsked.from_experiment(experiment_of_a_mesh(tmp_path), (), 2, 1e9)
+    latencies = {"data": 1.0, "tensor": 10.0, "rows": 100.0, "pipeline": 1000.0, "context": math.nan}
+    links = {axis: EqualLinks(latency) for axis, latency in latencies.items()}
+    found = advised_meshes(asked, StepCosts(FittedLink(0.0, math.inf, 0.0), links, 2))
+    times = {(one.name, one.how): one.messages for one in found if not one.refused}
+    assert times == {
+        ("2 x 1 x 1 x 1", "ddp"): 2.0,
+        ("1 x 2 x 1 x 1", "ddp"): 10.0 * (2 + 2 + 1),
+        ("2 x 1 x 1 x 1", "fsdp, zero 2"): 100.0 * 3 * 2,
+        ("2 x 1 x 1 x 1", "fsdp, zero 3"): 100.0 * 3 * 3,
+        ("1 x 1 x 2 x 1", "ddp"): 1000.0 * 2 * 4,
+    }
+
+
+@pytest.mark.sockets
+def test_the_link_of_every_axis_is_measured_between_real_processes() -> None:
+    found = measured_links(TrainSettings(device="cpu"), 2)
+    assert found.keys() == set(LINKED)
+    assert all(one.latency >= 0 and one.rate > 0 and math.isfinite(one.latency) for one in found.values())
 
 
 def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(

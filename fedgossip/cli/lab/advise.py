@@ -49,7 +49,7 @@ def advise() -> None:
 @click.option(
     "--links",
     default="",
-    help="Between processes: cluster, lan, wan; SECONDS,BYTES_PER_SECOND.  [default: measured here, over gloo]",
+    help="Between processes: cluster, lan, wan; SECONDS,BYTES_PER_SECOND.  [default: measured here, by axis]",
 )
 @click.option(
     "--compute",
@@ -111,10 +111,12 @@ def _costs(asked: MeshAsked, links: str, compute: float | None, cores: int | Non
     from fedgossip.lab.advise.candidates import links_of
     from fedgossip.lab.advise.mesh import StepCosts, measured_compute, measured_links
     from fedgossip.lab.costs.base import FittedLink
+    from fedgossip.learning.processes.step_costs import LINKED
 
     rows = asked.experiment.train.batch_size
     each = measured_compute(asked) if compute is None else FittedLink(0.0, rows / compute, 0.0)
-    between = links_of(links, asked.processes).usual if links else measured_links(asked)
+    given = dict.fromkeys(LINKED, links_of(links, asked.processes).usual) if links else None
+    between = given or measured_links(asked.experiment.train, asked.processes)
     return StepCosts(each, between, cores or len(os.sched_getaffinity(0)))
 
 

@@ -2,8 +2,8 @@
 
 Tries all products data x tensor x pipeline x context of the given number of processes, with each attention, ddp and
 fsdp (zero 2 and 3), as `run` would read them; refused meshes keep their reasons.  Memory and seconds are those of
-`learning/processes/step_costs`: A + B rows is measured, or B given; links are measured by all-reduces over gloo, or
-given.
+`learning/processes/step_costs`: A + B rows is measured, or B given; links are measured by axis (`axis_links`),
+or given.
 
 As Zheng and others, Alpa: automating inter- and intra-operator parallelism, OSDI 2022, and Jia and others, Whale,
 USENIX ATC 2022, search plans by a cost model; here all are tried.
@@ -12,8 +12,7 @@ USENIX ATC 2022, search plans by a cost model; here all are tried.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base.errors import ConfigError
@@ -29,16 +28,16 @@ from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CONVEX, Objective
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.costs.base import FittedLink, fitted
+from fedgossip.lab.costs.base import FittedLink, fitted, shortest
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model.losses import Criterion
-from fedgossip.learning.processes.ipc import Channel, Message, Setup, SharedArrays, TrainOrder, TrainReply
-from fedgossip.learning.processes.processes import Group, serve
-from fedgossip.learning.processes.step_costs import WAYS, StepShape, batch_of, name_way
-from fedgossip.learning.processes.worker import meet
-from fedgossip.learning.settings import ATTENTIONS, LET_GO, TrainSettings
+from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
+from fedgossip.learning.processes.ipc import Setup, TrainOrder, TrainReply
+from fedgossip.learning.processes.processes import Group
+from fedgossip.learning.processes.step_costs import LINKED, ROWS, WAYS, Links, StepShape, batch_of, name_way
+from fedgossip.learning.settings import ATTENTIONS, LET_GO, MeshSettings, TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
@@ -47,12 +46,14 @@ from fedgossip.report.page.numbers import data_size
 FLOAT = 4  # bytes
 
 STEPS, REPEATS, PASSES = 6, 3, 30
-"""Number of steps of a timed job, of timed jobs or sums, and of timed passes.  The shortest time counts, because other
+"""Number of steps of a timed job, of timed jobs, and of timed passes.  The shortest time counts, because other
 load only adds.
 """
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
-"""Bytes of the sums that measure the links of processes."""
+"""Bytes of the messages that measure the links of processes."""
+
+LINKS_PROGRAM = "fedgossip.lab.advise.axis_links"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class StepCosts:
 
     compute: FittedLink
     """Rows of a batch -> seconds of one process's forward and backward pass."""
-    links: EqualLinks
+    links: Links
     cores: int
 
 
@@ -200,9 +201,13 @@ def measured_compute(asked: MeshAsked) -> FittedLink:
         seconds = [_pass_seconds(module, criterion, *batch_of(asked.train, size)) for size in sizes]
     finally:
         torch.set_num_threads(kept)
+    return _fitted(sizes, seconds)
+
+
+def _fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
     try:
         return fitted(sizes, seconds)
-    except ValueError:  # one size, or the fixed cost of a pass hides the rows' cost
+    except ValueError:  # one size, or the fixed cost hides that of the size
         return FittedLink(min(seconds), math.inf, 0.0)
 
 
@@ -215,50 +220,38 @@ def _pass_seconds(module: nn.Module, criterion: Criterion, x: torch.Tensor, y: t
     return shortest(once, PASSES)
 
 
-def shortest(call: Callable[[], object], times: int) -> float:
-    """Return the seconds of the shortest of some calls: other load of the machine only adds."""
-    found = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return min(found)
-
-
-def measured_links(asked: MeshAsked) -> EqualLinks:
-    """Return the links of the asked number of local processes, fitted to all-reduces over gloo: 2 (P - 1) (a + s / (P
-    b)).
-    """
-    settings = replace(asked.experiment.train, processes=asked.processes)
+def measured_links(asked: TrainSettings, processes: int) -> Links:
+    """Return the link of each axis between local processes; pieces and schedule of stages are those asked for."""
+    settings = TrainSettings(processes=processes, microbatches=asked.microbatches, device="cpu",
+                             batch_size=processes * asked.microbatches,
+                             mesh=MeshSettings(schedule=asked.mesh.schedule))  # fmt: skip
     empty: Any = {"source": "", "base": None, "seed": 0, "classes": 0, "kind": "", "loss": "", "metrics": (),
                   "label_scale": ((), ()), "vocabulary": None, "examples": []}  # fmt: skip
-    how: Any = {"size": asked.processes, "device": "cpu", "settings": asdict(settings), "silence": 60.0}
-    setup = Setup(rank=0, store="", **how, **empty)
-    group = Group(setup, {}, "fedgossip.lab.advise.mesh")
+    how: Any = {"size": processes, "device": "cpu", "settings": asdict(settings)}
+    group = Group(Setup(rank=0, store="", silence=60.0, **how, **empty), {}, LINKS_PROGRAM)
+    found = {}
     try:
-        found = [group.ask(TrainOrder(size, REPEATS, 0.0, None, 1, [], [])) for size in SIZES]
+        for number, axis in enumerate(LINKED):
+            replies = [group.ask(TrainOrder(size, number, 0.0, None, 1, [], [])) for size in SIZES]
+            seconds = [max(one.loss for one in each if isinstance(one, TrainReply)) for each in replies]
+            line, (messages, share) = _fitted(SIZES, seconds), _count(axis, settings, processes)
+            rate = line.rate * messages * share
+            found[axis] = EqualLinks(line.latency / messages, rate, rate)
     finally:
         group.close()
-    seconds = [max(reply.loss for reply in replies if isinstance(reply, TrainReply)) for replies in found]
-    line, messages = fitted(SIZES, seconds), 2 * (asked.processes - 1)
-    rate = line.rate * messages / asked.processes
-    return EqualLinks(line.latency / messages, rate, rate)
+    return found
 
 
-class SumsMember:
-    """A process that sums with the others: an order has the bytes and the repeats, the reply has the seconds."""
-
-    def __init__(self, setup: Message, channel: Channel, boards: Mapping[str, SharedArrays]) -> None:  # noqa: ARG002
-        assert isinstance(setup, Setup)
-        torch.set_num_threads(1)
-        meet(setup)
-
-    def answer(self, order: Message) -> Message:
-        """Time an all-reduce."""
-        assert isinstance(order, TrainOrder)
-        line = torch.zeros(order.node // FLOAT)
-        distributed.all_reduce(line)
-        return TrainReply(shortest(lambda: distributed.all_reduce(line), order.round), 0)
+def _count(axis: str, settings: TrainSettings, processes: int) -> tuple[int, float]:
+    """Return the messages in turn of a measured step, by the closed forms, and the share of the bytes in each."""
+    ring = processes - 1
+    return {
+        DATA: (2 * ring, 1 / processes),
+        ROWS: (3 * ring, 1 / processes),
+        TENSOR: (2 * 2 * ring, 1 / processes),
+        PIPELINE: (2 * (settings.microbatches + processes - 2), 1.0),
+        CONTEXT: (1, 1.0),
+    }[axis]
 
 
 def with_measured(asked: MeshAsked, found: AdvisedMesh) -> AdvisedMesh:
@@ -277,7 +270,3 @@ def with_measured(asked: MeshAsked, found: AdvisedMesh) -> AdvisedMesh:
         return replace(found, measured=shortest(job, REPEATS) / STEPS)
     finally:
         task.end_processes()
-
-
-if __name__ == "__main__":
-    serve(SumsMember)

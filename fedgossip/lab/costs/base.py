@@ -10,7 +10,8 @@ next round before others end the last (star, tree, ring-naive), use `all_reduce_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +156,16 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
         raise ValueError("longer messages did not take longer")
     residual = float(np.max(np.abs((latency + s * slope) / t - 1)))
     return FittedLink(max(0.0, float(latency)), 1.0 / float(slope), residual)
+
+
+def shortest(call: Callable[[], object], times: int) -> float:
+    """Return the seconds of the shortest of some calls: other load of the machine only adds."""
+    found = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begun)
+    return min(found)
 
 
 # The links on which gossip with k neighbours has a shorter round than a ring all-reduce: a + k d/b against 2 (m - 1) (a

@@ -29,7 +29,7 @@ from fedgossip.learning.one_model.weights import Line, Place
 from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR, ProcessGrid
 from fedgossip.learning.processes.ipc import Setup
 from fedgossip.learning.processes.plans import PackedColwise, Plan, leave_others, plan_of, stages_of
-from fedgossip.learning.processes.step_costs import part_of
+from fedgossip.learning.processes.step_costs import gathered_layers, part_of
 from fedgossip.learning.settings import LET_GO
 
 # A worker's part of a divided module: by stages, by layers, by rows with FSDP.
@@ -99,9 +99,6 @@ def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int
 # al., PyTorch FSDP: experiences on scaling fully sharded data parallel, VLDB 2023.
 
 
-CONTAINERS = (nn.Sequential, nn.ModuleList)
-
-
 def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: int = LET_GO) -> None:
     """Divide the module's parameters over a mesh of one axis; each element of a list of layers is gathered
     separately.
@@ -109,7 +106,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: i
     # torch refuses to lock memory without an accelerator
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no code changes an output in place
-    for layer in [*_layers(module), module]:
+    for layer in [*gathered_layers(module), module]:
         fully_shard(layer, mesh=mesh, reshard_after_forward=zero == LET_GO, offload_policy=policy)
         if zero != LET_GO:
             layer.register_forward_hook(_release_without_backward)
@@ -119,14 +116,6 @@ def _release_without_backward(layer: nn.Module, _given: Any, _found: Any) -> Non
     """Release the layer also after an evaluation, which has no backward pass."""
     if not torch.is_grad_enabled() and isinstance(layer, FSDPModule):
         layer.reshard()
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    for container in module.modules():
-        if isinstance(container, CONTAINERS):
-            for layer in container:
-                if not isinstance(layer, CONTAINERS) and next(layer.parameters(), None) is not None:
-                    yield layer
 
 
 Origins = Mapping[str, torch.Tensor]

@@ -138,6 +138,18 @@ def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int
     return found
 
 
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+def gathered_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers that FSDP gathers one by one: the elements of lists of layers."""
+    for container in module.modules():
+        if isinstance(container, CONTAINERS):
+            for layer in container:
+                if not isinstance(layer, CONTAINERS) and next(layer.parameters(), None) is not None:
+                    yield layer
+
+
 def _divided(
     stage: nn.Module, names: Mapping[int, str], plan: Plan, settings: TrainSettings
 ) -> Iterator[tuple[nn.Parameter, Mapping[str, int], int]]:
@@ -183,6 +195,14 @@ def _count_pieces(number: int, settings: TrainSettings) -> int:
 # --- the seconds and the bytes of a step ------------------------------------------------------------------------------
 
 AXES = TENSOR, PIPELINE, CONTEXT, DATA
+
+ROWS = "rows"
+"""Messages of the data axis with FSDP."""
+
+LINKED = (*AXES, ROWS)
+"""Kinds of messages: each may have a link of its own."""
+
+Links = Mapping[str, EqualLinks]
 
 WAYS = (("ddp", LET_GO), ("fsdp", 2), ("fsdp", LET_GO))
 """Storage of parameters over the data axis: all in each process, or rows (ZeRO 2 and 3)."""
@@ -233,7 +253,7 @@ class StepShape:
     held: int
     """Parameter bytes of a process without a division by rows."""
     units: int
-    """Layers that FSDP gathers one by one."""
+    """Number of gatherings by FSDP in a pass: of each listed layer, and of all other parameters together."""
     passed: float
     """Maximum bytes of an example between two stages."""
     divided: tuple[tuple[float, float, float], ...]
@@ -267,7 +287,9 @@ class StepShape:
         pieces = settings.microbatches if mesh.pipeline > 1 else 1
         first = next(iter(module.named_parameters()))[0].rpartition(".")[0]
         layers = ((module.get_submodule(name), style, name != first) for name, style in plan.items())
-        lists = [part for part in module.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
+        gathered = list(gathered_layers(module))
+        listed = {id(one) for layer in gathered for one in layer.parameters()}
+        rest = any(id(one) not in listed for one in module.parameters())
         own, whole, passed = _passes(module, stages, plan, mesh.tensor, train)
         uncounted = next((name for name, layer in module.named_modules() if isinstance(layer, nn.LSTM)), "")
         if uncounted or not whole:  # as if all layers took as long
@@ -283,7 +305,7 @@ class StepShape:
             whole_flops=whole,
             uncounted=uncounted,
             held=max(one.parameters for one in memory_of(module, stages, plan, unsharded, places)),
-            units=1 + sum(next(layer.parameters(), None) is not None for part in lists for layer in part),
+            units=len(gathered) + rest,
             passed=passed,
             divided=tuple(_sums(layer, style, gives_back=back) for layer, style, back in layers),
             blocks=-(-len(module.blocks) // mesh.pipeline) if isinstance(module, Transformer) else 0,
@@ -316,9 +338,9 @@ class StepShape:
         """Return the turns of a pipeline's step: until the last piece has passed the last stage."""
         return self.pieces + self.settings.mesh.pipeline - 1
 
-    def times(self, compute: Callable[[float], float], links: EqualLinks, cores: int | None = None) -> StepSeconds:
-        """Return the seconds of a step.  `compute`: rows -> seconds of one process with the whole model; `cores`:
-        number of shared cores, None: one each.
+    def times(self, compute: Callable[[float], float], links: Links, cores: int | None = None) -> StepSeconds:
+        """Return the seconds of a step.  `compute`: rows -> seconds of one process with the whole model; `links`: of
+        each of LINKED; `cores`: number of shared cores, None: one each.
         """
         mesh, processes = self.settings.mesh, self.settings.processes
         stages = mesh.pipeline
@@ -332,27 +354,28 @@ class StepShape:
         """Return the bytes that the busiest process sends in a step, by axis: seconds at 1 byte/s without latency, and
         pieces in both directions.
         """
-        return self._messages(EqualLinks(0.0, 1.0, 1.0), self.pieces)
+        return self._messages(dict.fromkeys(LINKED, EqualLinks(0.0, 1.0, 1.0)), self.pieces)
 
-    def _messages(self, links: EqualLinks, passes: int) -> Mapping[str, float]:
+    def _messages(self, links: Links, passes: int) -> Mapping[str, float]:
         settings, mesh = self.settings, self.settings.mesh
         row, found = self.rows * self.places, dict.fromkeys(AXES, 0.0)
         for forward, back, gathered in self.divided:
             for size in (forward, back):
-                found[TENSOR] += all_reduce("ring", mesh.tensor, row * size, links) if size else 0.0
+                found[TENSOR] += all_reduce("ring", mesh.tensor, row * size, links[TENSOR]) if size else 0.0
             if gathered:
-                found[TENSOR] += all_gather("ring", mesh.tensor, row * gathered / mesh.tensor, 0.0, links)
+                found[TENSOR] += all_gather("ring", mesh.tensor, row * gathered / mesh.tensor, 0.0, links[TENSOR])
         found[TENSOR] *= self.pieces / mesh.pipeline  # a stage has only its own layers
         if mesh.pipeline > 1:
-            found[PIPELINE] = 2 * passes * links.one(self.rows * self.passed)
+            found[PIPELINE] = 2 * passes * links[PIPELINE].one(self.rows * self.passed)
         if mesh.context > 1:
-            found[CONTEXT] = self._attention(links) + all_reduce("ring", mesh.context, self.held, links)
+            found[CONTEXT] = self._attention(links[CONTEXT]) + all_reduce("ring", mesh.context, self.held, links[DATA])
         parts = settings.parts_of_batch
         if settings.parallel == "ddp":
-            found[DATA] = all_reduce("ring", parts, self.held, links)
+            found[DATA] = all_reduce("ring", parts, self.held, links[DATA])
         else:  # rows of each layer: gathered once or twice, and gradients scattered
             times = 2 if settings.zero == 2 else 3
-            found[DATA] = times * self.units * all_gather("ring", parts, self.held / parts / self.units, 0.0, links)
+            share = self.held / parts / self.units
+            found[DATA] = times * self.units * all_gather("ring", parts, share, 0.0, links[ROWS])
         return {axis: value for axis, value in found.items() if value}
 
     def _attention(self, links: EqualLinks) -> float:
