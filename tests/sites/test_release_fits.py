@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +20,14 @@ from commands import typed
 from fit_sites import SITES, own_tables, patients
 from test_release import USE, flip, refused
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.net.identity import Identity
 from fedgossip.report.page.numbers import number
 from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.fit_files import read_fit
 from fedgossip.sites.fits.glm.glm_result import GlmFit
 from fedgossip.sites.releases.checking import check, contains
+from fedgossip.sites.releases.fitted import section_of
 from fedgossip.sites.releases.released import write_signed
 
 KINDS = {
@@ -174,6 +180,46 @@ def test_a_fit_that_was_changed_and_signed_anew_is_not_what_the_card_tells_of(
     contents["release.json"] = json.dumps(json.loads(contents["release.json"]) | {"signer": identity.verify}).encode()
     write_signed(tmp_path / "forged.zip", contents, identity)
     assert f"{model}: not the weights that the card describes" in check(tmp_path / "forged.zip").faults
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_words_of_a_stranger_s_fit_are_text_on_the_card_and_what_contradicts_itself_is_refused(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """Every word and every list of the file in turn."""
+    released(folder, kind)
+    shutil.copytree(folder / kind, tmp_path / kind)
+    path = tmp_path / kind / KINDS[kind][3]
+    content = json.loads(path.read_text())
+    evil = "</text></svg><script>alert(1)</script>\x1b[2J$\\frac$"
+    for at, value in leaves_of(content):
+        path.write_text(json.dumps(replaced(content, at, evil if isinstance(value, str) else [])))
+        try:
+            found = read_fit(tmp_path / kind)
+            assert found
+            page = section_of(found[1]) or ""
+        except ConfigError as error:
+            assert "\n" not in str(error)
+            continue
+        assert "<script" not in page and "\x1b" not in page, at
+
+
+def leaves_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the place and value of each word and list; of a list its first item alone."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from leaves_of(one, (*at, key))
+    if at and isinstance(value, str | list):
+        yield at, value
+
+
+def replaced(value: Any, at: tuple[Any, ...], other: Any) -> Any:
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = other
+    return copy
 
 
 @pytest.mark.sockets  # a process of its own

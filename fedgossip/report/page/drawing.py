@@ -21,6 +21,7 @@ import numpy as np
 
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.untrusted_text import printable
 from fedgossip.report.page.numbers import second_unit
 from fedgossip.report.page.reading import DataSpread, PeerTotal, RecordedRun
 
@@ -120,12 +121,14 @@ class Drawing:
 
 
 def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:
-    """Return the SVG of a figure of `width` x `height` inches drawn by `paint`; `name` makes its ids unique."""
+    """Return the SVG of a figure of `width` x `height` inches drawn by `paint`; `name`, of any letters, makes its ids
+    unique.
+    """
     with _painted(height, paint, width) as figure:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg")
         axes = next((json.dumps(_axes(one)) for one in figure.axes if one.get_gid() == ZOOMABLE), None)
-    svg = _inline(buffer.getvalue(), name)
+    svg = _inline(printable(buffer.getvalue(), keep="\n"), name)
     return svg if axes is None else svg.replace("<svg ", f"<svg data-axes='{axes}' ", 1)
 
 
@@ -157,6 +160,7 @@ def _painted(height: float, paint: Callable[[Figure], None], width: float) -> It
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a label may contain characters missing in the measuring font; the reader's browser draws the text
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # by a label as long as the page
         matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
         matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
         if width < NARROW:
@@ -194,7 +198,7 @@ PERCENT = "percent"
 
 def _inline(svg: str, name: str) -> str:
     """Return `svg` for a page: no prologue, no metadata, unique ids."""
-    svg = svg[svg.index("<svg") :]
+    svg, name = svg[svg.index("<svg") :], re.sub(r"[^\w-]", "-", name, flags=re.ASCII)
     svg = re.sub(
         r'id="(?:matplotlib\.axis_([12])|percent)"', lambda m: f'data-axis="{"y" if m[1] != "1" else "x"}"', svg
     )

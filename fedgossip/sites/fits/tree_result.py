@@ -63,6 +63,10 @@ class TreesFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     small: int
     """Number of these sums over fewer records than data.suppress."""
 
+    def __post_init__(self) -> None:
+        if not self.losses:
+            raise ValueError("trees without a loss")
+
 
 def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
     """Return the result of the growth; None if the first round is incomplete."""

@@ -99,6 +99,13 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bounds: Bounds = ()
     """Agreed bounds: predictions for numbers outside are marked."""
 
+    def __post_init__(self) -> None:
+        length = len(self.coefficients)
+        if [len(row) for row in self.covariance] != [length] * length:
+            raise ValueError(f"a covariance that is not of {length} coefficients")
+        if not self.strata or any(point.risk < 1 for one in self.strata for point in one.points):
+            raise ValueError("a hazard of no records")
+
 
 def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     """Return the fit of a state; None after too few complete rounds.

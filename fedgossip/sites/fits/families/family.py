@@ -97,6 +97,12 @@ class ResultTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve: tuple[str, str] | None = None
     """Columns of the two axes, for a curve."""
 
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.head) for row in self.rows):
+            raise ValueError(f"{self.name}: a row of another length than the head")
+        if unknown := {*(self.forest or ())[:-1], *(self.curve or ())} - set(self.head):
+            raise ValueError(f"{self.name}: columns {', '.join(sorted(unknown))} are drawn, and there are none")
+
 
 class FamilyFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="tables"):
     """The contents of tables.json."""

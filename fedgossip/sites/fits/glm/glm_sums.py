@@ -99,6 +99,10 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cluster: str | msgspec.UnsetType = msgspec.UNSET
     """The column whose values are clusters of records within a site, for robust errors; unset: each record alone."""
 
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"no family {self.family!r}")
+
     @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()

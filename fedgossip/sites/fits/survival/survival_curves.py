@@ -217,6 +217,10 @@ class CurveFit(
     freedom: int | None = None
     p: float | None = None
 
+    def __post_init__(self) -> None:
+        if not self.everybody.points:
+            raise ValueError("a curve without a point")
+
 
 def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> CurveFit:
     """Return the curves of the sums.  Raises TrainingError if the events are too few for a curve."""
