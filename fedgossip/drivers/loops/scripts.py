@@ -82,10 +82,8 @@ class Command:
             raise ConfigError(f"{self.script}: {error}", "Python cannot read it.") from None
         folder = self.script.resolve().parent
         beside = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), MODULES_MOST)
-        if not any(b"fedgossip" in outside_files.read_bytes(path) for path in (self.script.resolve(), *beside)):
-            advice = (
-                "Call peer = fedgossip.join(model, optimizer) in it; if an installed package does, import fedgossip."
-            )
+        if not any(map(_names_fedgossip, (self.script.resolve(), *beside))):
+            advice = "Call peer = fedgossip.join(model, optimizer); if an installed package does, import fedgossip."
             raise ConfigError(f"{self.script}: neither it nor a module in its folder names fedgossip", advice)
 
     def keep(self, run: Path) -> None:
@@ -93,6 +91,13 @@ class Command:
         here = self.folder or Path.cwd()
         kept = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
         write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(kept), indent=1))
+
+
+def _names_fedgossip(path: Path) -> bool:
+    try:
+        return b"fedgossip" in outside_files.read_bytes(path)
+    except OSError:  # of another kind, or unreadable: the script's import reports it
+        return False
 
 
 class _KeptCommand(msgspec.Struct):
