@@ -168,6 +168,26 @@ def test_what_is_agreed_on_is_what_all_records_in_one_place_say(tmp_path: Path) 
     assert column(table, "outcome").counts == (outcomes.count("ill"), outcomes.count("well"))
 
 
+def test_quantiles_of_a_column_with_few_values_are_among_them(tmp_path: Path) -> None:
+    (tmp_path / "federated.toml").write_text(TOML % "[data.columns]\ngrade = { low = 0, high = 4 }\n")
+    rng, tables = np.random.default_rng(0), []
+    for site in range(SITES):
+        flags, grades, tenths = rng.random(60) < 0.3, rng.integers(0, 5, 60), rng.integers(0, 4, 60)
+        rows = [
+            {"flag": int(flag), "grade": int(grade), "share": tenth / 10, "outcome": "ill" if flag else "well"}
+            for flag, grade, tenth in zip(flags, grades, tenths, strict=True)
+        ]
+        tables.append(rows)
+        write(tmp_path / f"site-{site}.csv", rows)
+    write(tmp_path / "test.csv", tables[0])
+    table, _, _ = agreed_on(tmp_path)
+    for name in ("flag", "grade", "share"):
+        values = [float(row[name]) for rows in tables for row in rows]
+        found = {float(share): value for share, value in column(table, name).quantiles.items()}
+        assert found == {share: np.quantile(values, share, method="inverted_cdf") for share in found}, name
+        assert len(found) == 5
+
+
 def test_simulator_and_stacked_arrays_agree_to_the_byte(tmp_path: Path) -> None:
     mixed(tmp_path)
     assert encoded(agreed_on(tmp_path)[0]) == encoded(agreed_on(tmp_path, "stacked")[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,8 @@ from fedgossip.data.table_files import TableFile
 FORMAT = 1
 COUNTS = (("missing",), ("bin",), ("of",))
 """Name parts, after the column, of the sums that are counts."""
+ROUNDING = 1e-9
+"""Share of a column's step by which a bin's end may miss a multiple of it."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -295,7 +298,9 @@ def _agree_numbers(
         levels=published.values if published.values <= levels else 0,
         rare=0 < published.values <= levels and any(is_small(count, suppress) for count in counts),
     )  # fmt: skip
-    return _add_histogram(found, shown, numbers["records",], edges, suppress) if published.edges else found
+    if not published.edges:
+        return found
+    return _add_histogram(found, shown, numbers["records",], edges, suppress, published.step)
 
 
 def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
@@ -317,18 +322,24 @@ def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float,
 
 
 def _add_histogram(
-    column: AgreedColumn, published: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
+    column: AgreedColumn,
+    published: Sequence[int | None],
+    records: int,
+    edges: np.ndarray,
+    suppress: int,
+    step: Fraction | None = None,
 ) -> AgreedColumn:
     ends = np.array([edges[0], *edges, edges[-1]])
     known = np.cumsum(spread([*published, column.missing], records)[:-1])
     there = [one or 0 for one in published]
     enough = [place for place in range(len(there)) if sum(there[: place + 1]) >= suppress]
     above = [place for place in range(len(there)) if sum(there[place:]) >= suppress]
+    shares = QUANTILES if known[-1] >= suppress else ()
     return msgspec.structs.replace(
         column,
         low=float(ends[enough[0]]) if enough else None,
         high=float(ends[above[-1] + 1]) if above else None,
-        quantiles={f"{share:g}": _quantile(share, known, ends) for share in QUANTILES if known[-1] >= suppress},
+        quantiles={f"{share:g}": _quantile(share, known, ends, step) for share in shares},
         edges=tuple(edges.tolist()),
         counts=tuple(published),
     )
@@ -375,12 +386,20 @@ def spread_bins(column: AgreedColumn) -> Sequence[float]:
     return spread([*column.counts, column.missing], column.count + (column.missing or 0))[:-1]
 
 
-def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
+def _quantile(share: float, below: np.ndarray, ends: np.ndarray, step: Fraction | None) -> float:
+    """Return a quantile between the ends of its bin; with `step` the nearest of the bin's multiples."""
     wanted = share * below[-1]
     place = min(int(np.searchsorted(below, wanted)), len(below) - 1)
     before = below[place - 1] if place else 0
     inside = (wanted - before) / max(below[place] - before, 1e-300)
-    return float(ends[place] + inside * (ends[place + 1] - ends[place]))
+    value = float(ends[place] + inside * (ends[place + 1] - ends[place]))
+    if step is None:
+        return value
+    of = float(step)
+    last_ends = place == len(below) - 2  # the last bin includes its upper edge
+    first = math.ceil(ends[place] / of - ROUNDING)
+    last = math.ceil(ends[place + 1] / of + (ROUNDING if last_ends else -ROUNDING)) - 1
+    return float(max(first, min(round(value / of), last)) * step)
 
 
 def read(path: Path) -> AgreedTable:

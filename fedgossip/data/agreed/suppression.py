@@ -226,6 +226,8 @@ class PublishedMoments:
     precision: int = 0
     values: int = 0
     """Maximum number of distinct values; 0: unknown."""
+    step: Fraction | None = None
+    """All numbers are whole multiples of it, a few in each bin; None: unknown."""
     edges: bool = True
     """Whether the histogram may be published: false if its edges follow from withheld moments."""
 
@@ -240,13 +242,13 @@ def round_moments(
     hidden = hidden_places(cells, least)
     coarse = bool(sums.variance) and sums.is_coarse(float(edges[1] - edges[0]))
     twins = CoarseTwins(sums, edges, own) if coarse else FineTwins(sums, edges)
-    values = twins.values(cells)
+    values, step = twins.values(cells), sums.resolution if coarse else None
     for precision in PRECISIONS if sums.variance else PRECISIONS[:1]:
         if sums.count < least or (not precision and len(counts) in hidden):
             continue  # an exact mean discloses its number of records
         if twins.open(cells, precision, least) and _all_have_twins(twins, cells, hidden, least, precision):
-            return PublishedMoments(hidden, sums.moments(precision), precision, values)
-    return PublishedMoments(hidden, None, values=values, edges=not own)
+            return PublishedMoments(hidden, sums.moments(precision), precision, values, step)
+    return PublishedMoments(hidden, None, values=values, step=step, edges=not own)
 
 
 def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:
