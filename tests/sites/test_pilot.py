@@ -438,7 +438,7 @@ def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leav
     judged = pilot.said["evaluate"].out
     assert judged.startswith("5 of 5 sites, ") and "with noise of 4 times what one record can add" in judged
     release = check(tmp_path / "readmission-release.zip", tmp_path / "endpoints.toml")
-    assert not release.faults and release.release.judged and release.whose == "participant 5's, by your own list"
+    assert not release.faults and release.release.judged and release.whose == "the coordinator's, by your own list"
     assert [len(one.by) > 0 for one in release.release.approvals] == [True] * CLIENTS
     card = (tmp_path / "whole" / "card.html").read_text()
     for releases in ("2 releases, epsilon 1.48 alone", "one release, epsilon "):  # the statistics, and the evaluation

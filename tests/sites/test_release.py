@@ -242,7 +242,7 @@ def test_names_that_lead_elsewhere_are_refused_whoever_signs_them(tmp_path: Path
 def test_a_release_is_sound_and_says_what_the_run_and_the_sites_say(released: Path, judged: Path) -> None:
     found = check(released, judged / "endpoints.toml")
     release = found.release
-    assert not found.faults and found.whose == f"participant {SITES}'s, by your own list"
+    assert not found.faults and found.whose == "the coordinator's, by your own list"
     facts = json.loads((judged / "run" / "model" / "model.json").read_text())
     evaluation = json.loads((judged / "run" / "model" / "evaluation.json").read_text())
     assert release.model.weights == facts["weights"] == evaluation["layout"]["model"]
@@ -410,7 +410,7 @@ def test_a_signer_whom_nobody_knows_is_refused_by_one_s_own_list(released: Path,
     mine = everybody.read_text().replace(load_blocks(everybody)[1].verify, "0" * 64)
     (tmp_path / "mine.toml").write_text(mine)
     (fault,) = check(released, tmp_path / "mine.toml").faults
-    assert fault.startswith("endpoints.toml: participant 1 has another key there than in ")
+    assert fault.startswith("endpoints.toml: site 1 has another key there than in ")
 
 
 # --- as a person types it ---------------------------------------------------------------------------------------------

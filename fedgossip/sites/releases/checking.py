@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,10 +165,10 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
 def _of_keys(folder: Path, known: Path | None) -> Iterator[str]:
     if known is None:
         return
-    own = {node: block.verify for node, block in load_blocks(known).items()}
-    for node, key in _keys(folder).items():
+    own, keys = {node: block.verify for node, block in load_blocks(known).items()}, _keys(folder)
+    for node, key in keys.items():
         if own.get(node) != key:
-            yield f"{ENDPOINTS}: participant {node} has another key there than in {known}"
+            yield f"{ENDPOINTS}: {_label(node, keys)} has another key there than in {known}"
 
 
 def _keys(folder: Path) -> Mapping[int, str]:
@@ -176,13 +176,18 @@ def _keys(folder: Path) -> Mapping[int, str]:
     return {node: block.verify for node, block in load_blocks(path).items()} if path.is_file() else {}
 
 
+def _label(node: int, blocks: Collection[int]) -> str:
+    return "the coordinator" if node == max(blocks) else f"site {node}"
+
+
 def _signer(signer: str, path: Path, *, given: bool) -> str:
     if not path.is_file():
         return "unknown here: compare it with its owner"
-    for node, block in load_blocks(path).items():
+    blocks = load_blocks(path)
+    for node, block in blocks.items():
         if block.verify == signer:
             by = "your own list" if given else "the list that is in it: compare the key with its owner"
-            return f"participant {node}'s, by {by}"
+            return f"{_label(node, blocks)}'s, by {by}"
     if given:
         raise ReleaseError(f"signed with {signer[:16]}, which is no key of {path}", "Ask who has made this release.")
     return "of no participant: compare it with its owner"
