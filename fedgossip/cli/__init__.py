@@ -27,6 +27,9 @@ from fedgossip.cli.text import echo
 STOPPED = 130
 """Return code of a command that was asked to end; the signal decides the exit code."""
 
+TOML = ".toml"
+"""Last letters of the names of experiment and sweep files."""
+
 COMMANDS = {
     "demo": ("fedgossip.cli.run.demo", "Eight graphs and real peers on real data, in under a minute."),
     "init": ("fedgossip.cli.init", "Make a folder with a commented experiment to begin from."),
@@ -190,14 +193,25 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
+class LackingFileError(click.UsageError):
+    """A command was not given its file, of names that end in `suffix`."""
+
+    def __init__(self, message: str, suffix: str = TOML) -> None:
+        super().__init__(message)
+        self.suffix = suffix
+
+
 def _of_usage(error: click.ClickException) -> str:
-    """Return the advice for words that a command does not take; where an experiment file lacks, those that are here."""
+    """Return the advice for words that a command does not take; if its file is missing, the names of those here."""
     typed = next((f"fedgossip {word}" for word in sys.argv[1:2] if word in COMMANDS), "fedgossip")
     where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else typed
-    lacks = isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "experiment"
-    here = ", ".join(sorted(path.name for path in Path().glob("*.toml"))[:5])
+    named = error.param and error.param.human_readable_name if isinstance(error, click.MissingParameter) else None
+    suffix = error.suffix if isinstance(error, LackingFileError) else TOML if named in ("EXPERIMENT", "SWEEP") else None
+    if suffix is None:
+        return f"See {where} --help"
+    here = ", ".join(sorted(path.name for path in Path().glob(f"*{suffix}"))[:5])
     files = f"Here: {here}." if here else "fedgossip init digits makes one, and init own-loop one for training loops."
-    return f"{files}  See {where} --help" if lacks else f"See {where} --help"
+    return f"{files}  See {where} --help"
 
 
 FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."

@@ -90,7 +90,10 @@ def test_a_command_without_its_experiment_names_those_that_are_here(
     said = in_process(["host", "--script", "train.py"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "init own-loop" in said.err and "See fedgossip host --help" in said.err
     (tmp_path / "lan.toml").write_text(RING)
-    assert "Here: lan.toml. See" in in_process(["host"], tmp_path, monkeypatch, capsys).err
+    (tmp_path / "train.py").write_text("")
+    for command in (["host"], ["run"], ["sweep"]):
+        assert "Here: lan.toml. See" in in_process(command, tmp_path, monkeypatch, capsys).err, command
+    assert "Here: train.py. See" in in_process(["launch"], tmp_path, monkeypatch, capsys).err
 
 
 def test_an_option_without_its_value_names_the_help_of_its_command(tmp_path: Path) -> None:

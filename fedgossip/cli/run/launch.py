@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli import LackingFileError
 from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.run.run import concluded
 from fedgossip.cli.text import echo
@@ -233,7 +234,7 @@ def _check_given(
     simulate: bool,
 ) -> None:
     if script is None and stopped is None:
-        raise click.UsageError("which script?  Give it, or --resume RUN.")
+        raise LackingFileError("which script?  Give it, or --resume RUN.", ".py")
     if simulate and of_processes:
         raise click.UsageError(f"--simulate and {of_processes[0]}: simulated loops are threads of one process")
     if stopped and (simulate or out or experiment):
@@ -374,7 +375,7 @@ def place(
         found = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
         plan = resume.plan_of(stopped, found)
     elif experiment is None:
-        raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
+        raise LackingFileError("which experiment?  Give its file, or --resume RUN.")
     else:
         plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     for line in plan.banner:

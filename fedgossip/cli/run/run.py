@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli import STOPPED
+from fedgossip.cli import STOPPED, LackingFileError
 from fedgossip.cli.run.participant import portable_option, run_code_option, trace_limit_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.core import run_format
@@ -98,7 +98,7 @@ def run(
 
         on = resume.engine_of(stopped)
     elif experiment is None:
-        raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
+        raise LackingFileError("which experiment?  Give its file, or --resume RUN.")
     if trace and on != "local":
         raise click.UsageError("--trace needs --on local: a simulation can be repeated without it")
     if stopped and n is not None:
