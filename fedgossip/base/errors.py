@@ -171,7 +171,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'X'?" with the known word nearest to `word`, or the list of known words."""
     words = sorted(set(known))
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(words)}."
+    known = f"Known: {', '.join(words)}." if words else "There is none: leave it out."
+    return f"Did you mean {close[0]!r}?" if close else known
 
 
 def place_of(error: BaseException) -> str:

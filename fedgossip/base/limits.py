@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -211,14 +211,15 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
     return table[name](**options)
 
 
-def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
+def check_options(what: str, make: Callable[..., object], options: Collection[str], ours: Collection[str] = ()) -> None:
     """Raise ConfigError for options that `make` does not accept, or lacks; `ours`: parameters closed to options."""
     takes = inspect.signature(make).parameters
-    known = set(takes) - set(ours)
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))
     named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    needed = [name for name, one in takes.items() if one.kind in named and one.default is inspect.Parameter.empty]
-    if missing := [name for name in needed if name in known and name not in set(options)]:
+    known = {name: one.default for name, one in takes.items() if one.kind in named and name not in ours}
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
+    for option in options:
+        if option in ours or (option not in known and not takes_all):
+            raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))
+    needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name not in options]:
         raise ConfigError(f"{what} needs the option {missing[0]!r}", "It has no value of its own: give it.")

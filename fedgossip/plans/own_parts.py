@@ -434,7 +434,7 @@ def make_partition(
     Raises ConfigError for other results, or two different ones.
     """
     make, where = function(text), f"data.partition.kind = {text!r}"
-    check_options(where, make, {**options, "labels": 0, "n": 0, "seed": 0})
+    check_options(where, make, options, ours=tuple(inspect.signature(make).parameters)[:3])  # labels, n, seed
     given = labels.copy()
     given.flags.writeable = False
     try:

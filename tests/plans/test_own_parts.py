@@ -20,7 +20,7 @@ from fedgossip.data.custom import importing_nothing, keys_of_code
 from fedgossip.drivers.invite_joining import declared_run
 from fedgossip.experiment.sections import FederatedExperiment, GossipExperiment
 from fedgossip.plans import compose
-from fedgossip.plans.own_parts import measured_by
+from fedgossip.plans.own_parts import make_partition, measured_by
 from fedgossip.plans.tasks import examples_of
 from fedgossip.report.page.reading import read_run
 
@@ -417,6 +417,24 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
         measured_by(plan.experiment, compose.task_of(plan.experiment, plan.learners)[0])
         assert getattr(plan, {"sampling": "sampling", "gossip": "algorithm"}.get(kind, ""), None), "made when needed"
     assert name in str(caught.value)
+
+
+def evenly(classes: Any, peers: int, root: int, share: float = 1.0) -> Any:
+    return np.array_split(np.arange(len(classes)), peers)
+
+
+def openly(labels: Any, n: int, seed: int, **options: Any) -> Any:
+    return evenly(labels, n, seed)
+
+
+def test_options_of_a_partition_are_those_behind_its_three_arguments_whatever_they_are_called() -> None:
+    labels, here = np.arange(8), "tests.plans.test_own_parts"
+    assert len(make_partition(f"{here}:evenly", labels, 2, 0, {"share": 0.5})) == 2
+    assert len(make_partition(f"{here}:openly", labels, 2, 0, {"share": 0.5})) == 2
+    for name, advice in (("evenly", "Known: share."), ("test_the_schedule_of_ones_own_is_the_formula", "none")):
+        with pytest.raises(ConfigError, match="has no option 'zz'") as caught:
+            make_partition(f"{here}:{name}", labels, 2, 0, {"zz": 1})
+        assert advice in caught.value.advice
 
 
 @pytest.mark.parametrize(
