@@ -53,9 +53,9 @@ def page() -> str:
 
 GLOSSARY_HEAD = f"""# Words of plans, policies and cards
 
-For people who answer for data: every word of their documents, by the alphabet.  `fedgossip explain WORD` prints the
-same on the terminal, and a plan, a policy and a card explain the words that they use.  How all of it goes together:
-[for-boards.md](for-boards.md).  This page is made of the declarations in the code: `{RENEW}`.
+For people responsible for data: the words of their documents, in alphabetical order.  `fedgossip explain WORD` prints
+the same on the terminal; a plan, a policy and a card explain their own words.  [for-boards.md](for-boards.md) is the
+guide.  This page is generated from the declarations in the code: `{RENEW}`.
 """
 
 
