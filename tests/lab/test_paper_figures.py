@@ -103,6 +103,7 @@ def test_rounds_and_bytes_to_a_target_are_those_of_the_first_row_that_is_as_good
     first = [next(row for row in run if row.test_loss is not None and row.test_loss <= target) for run in runs]
     assert row["reached"] == row["seeds"] == 3 and row["rounds"] == fmean(one.round for one in first)
     assert row["bytes"] == fmean(one.bytes_sent for one in first)
+    assert "seconds" not in row, "arrays record none"
     never = rounds_to_target(table, runs_of_table(table), -1.0)
     assert {(row["reached"], row["rounds"]) for row in never} == {(0, None)}
 

@@ -233,8 +233,8 @@ def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
 def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float | None) -> list[dict[str, Any]]:
     """Return, for each combination, the number of seeds that reached the target, and their mean rounds to it.
 
-    `target`: in the score's unit, by default the reference's mean end.  Raises ConfigError for a target of a cost,
-    which has no rounds to it.
+    `target`: in the score's unit, by default the reference's mean end.  Seconds are left out on arrays, which record
+    none.  Raises ConfigError for a target of a cost, which has no rounds to it.
     """
     if table.compared in COSTS.values():
         if target is not None:
@@ -245,6 +245,9 @@ def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float 
         if not scores:
             return []
         target = fmean(scores.values())
+    columns = {"rounds": "round", "bytes": "bytes_sent"}
+    if any(one.run.network[-1].seconds for one in runs):
+        columns["seconds"] = "seconds"
     done = iter(runs)
     by_name: dict[str, list[RecordedRun]] = {}
     for row in table.rows:
@@ -255,7 +258,7 @@ def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float 
         reached = [at for run in of if (at := _first(run, table.compared, target, table.better)) is not None]
         means = {
             key: fmean(float(getattr(row, column)) for row in reached) if reached else None
-            for key, column in (("rounds", "round"), ("bytes", "bytes_sent"), ("seconds", "seconds"))
+            for key, column in columns.items()
         }
         rows.append({"combination": name, "target": target, "reached": len(reached), "seeds": len(of), **means})
     return rows

@@ -581,7 +581,7 @@ def _tex_number(value: float) -> str:
     """Return a number with four significant digits; integers unchanged."""
     if isinstance(value, int) or value == 0 or not math.isfinite(value):
         return str(value)
-    if 1e-3 <= abs(value) < 1e7:
+    if 1e-3 <= abs(value) < 1e5:
         return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
     mantissa, power = f"{value:.3e}".split("e")
     return rf"${mantissa}\times 10^{{{int(power)}}}$"
