@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime, time
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
@@ -65,11 +66,6 @@ class CellMemory:
 
     def __init__(self, name: object, size: int) -> None:
         self._name, self._left = name, outside_files.inflated_limit(size)
-
-    @property
-    def cells(self) -> int:
-        """The number of empty cells that there is room for."""
-        return min(CELLS_MOST, self._left // EACH_CELL)
 
     def take(self, cells: Sequence[object]) -> None:
         """Raise ConfigError if these cells, added to the earlier ones, exceed the limit."""
@@ -215,6 +211,10 @@ def _check_formulas(path: Path, sheet: Any, values: dict[int, Sequence[object]])
 # --- statistical packages ---------------------------------------------------------------------------------------------
 
 
+PIECE = 1 << 30
+"""Maximum number of bytes of rows read at once, by the widths that the file declares: a compressed one may hold any."""
+
+
 def read_statistical(file: TableFile) -> TableRows:
     """Return the cells of a file of SPSS, Stata or SAS, declared missing values empty.
 
@@ -226,23 +226,33 @@ def read_statistical(file: TableFile) -> TableRows:
         read = getattr(reader, STATISTICAL[path.suffix.lower()])
         with outside_files.open_by_name(outside_files.resolve(path)) as name:
             _, about = read(name, metadataonly=True, output_format="dict", **options)
-            memory = CellMemory(path, Path(name).stat().st_size)
-            most = memory.cells // max(1, len(about.column_names)) + 1
-            columns, about = read(name, output_format="dict", row_limit=most, **options)
+            size = Path(name).stat().st_size
+            memory, columns = CellMemory(path, size), dict[str, list[Any]]((one, []) for one in about.column_names)
+            # a text without a width is stored once for any number of rows
+            row = sum(EACH_CELL + (about.variable_storage_width[one] or size) for one in columns)
+            most, rows = max(1, PIECE // row), 0
+            while rows % most == 0:
+                piece, about = read(name, output_format="dict", row_limit=most, row_offset=rows, **options)
+                for one, values in piece.items():
+                    memory.take(values)
+                    columns[one].extend(values)
+                if not (length := max(map(len, piece.values()), default=0)):
+                    break
+                rows += length
+                if rows * len(columns) > CELLS_MOST:
+                    raise memory.refused()
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
     except Exception as error:  # a damaged file raises any error of its decoder
         text = f"{path}: not a file of SPSS, Stata or SAS that can be read: {_line(error)}"
         raise ConfigError(text, "Save it again, or as comma-separated text in UTF-8.") from error
     header = [str(name) for name in columns]
-    rows = max(map(len, columns.values()), default=0)
     if not rows:
         raise ConfigError(f"{path}: no rows", "A table has a row for every example.")
-    if rows >= most:
-        raise memory.refused()
     texts, labelled = [], []
     for name, values in columns.items():
-        memory.take(values)
         found = [text_of(value.item() if hasattr(value, "item") else value) for value in values]
         known = {text_of(code): str(label).strip() for code, label in about.variable_value_labels.get(name, {}).items()}
         if known and {one for one in found if one} <= known.keys():
@@ -257,10 +267,12 @@ QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
 CELL_MOST = 1 << 20
 """Maximum bytes of a cell of a database, or a query's text."""
-STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
-"""Maximum number of steps of SQLite's machine for a query, some minutes; and number of steps between
-two checks of it.
+QUERY_SECONDS, STEPS_AT_ONCE, PATTERN_MOST = 300.0, 10_000, 1000
+"""Maximum time of a query; number of steps of SQLite's machine between two looks at it; and maximum letters of a
+pattern, as one comparison is one step.
 """
+WAL = b"\x02\x02"
+"""Bytes 18 and 19 of a database with a write-ahead log."""
 
 
 def query_text(query: Path) -> str:
@@ -285,22 +297,16 @@ def read_query(file: TableFile) -> TableRows:
 
     assert file.query is not None, "a source sql: has a query"
     allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-    text, path, steps = query_text(file.query), file.path, 0
-
-    def overdue() -> int:
-        nonlocal steps
-        steps += STEPS_AT_ONCE
-        return int(steps > STEPS)
-
+    text, path, until = query_text(file.query), file.path, monotonic() + QUERY_SECONDS
     try:
-        outside_files.check_file(outside_files.resolve(path))
-        address = f"file:{quote(str(outside_files.resolve(path)))}?mode=ro"
+        address = _address(outside_files.resolve(path))
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             database.setlimit(
                 sqlite3.SQLITE_LIMIT_LENGTH, CELL_MOST
             )  # zeroblob(1e9) is one step of a query, or of a view
             database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
-            database.set_progress_handler(overdue, STEPS_AT_ONCE)
+            database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN_MOST)
+            database.set_progress_handler(lambda: int(monotonic() > until), STEPS_AT_ONCE)
             answer = database.execute(text)
             header = [str(column[0]).strip() for column in answer.description or ()]
             memory, found = CellMemory(f"{file.query} on {path}", path.stat().st_size), list[tuple[object, ...]]()
@@ -319,3 +325,15 @@ def read_query(file: TableFile) -> TableRows:
         if raw := [header[place] for place, value in enumerate(row) if isinstance(value, bytes)]:
             raise ConfigError(f"{path}, row {number}, column {raw[0]!r}: bytes, which are no cell", "Leave it out.")
     return TableRows(header, [[text_of(one) for one in row] for row in found], range(1, len(found) + 1), unit="row")
+
+
+def _address(path: Path) -> str:
+    """Return the address of a checked database for reading.  Raises OSError.
+
+    SQLite makes two files beside one with a write-ahead log; while nobody has it open, it is read without.
+    """
+    with outside_files.open_file(path) as file:
+        logged = file.read(20)[18:] == WAL
+    log = path.with_name(f"{path.name}-wal")
+    alone = logged and not (log.exists() and log.stat().st_size)
+    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if alone else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import sqlite3
 import zipfile
 import zlib
@@ -221,6 +222,9 @@ def test_a_file_of_a_statistical_package_holds_no_more_cells_than_its_size_allow
     pytest.importorskip("pyreadstat")
     name, _, file = kind.partition(":")
     (tmp_path / file).write_bytes(zlib.decompress(base64.b85decode(STORED[file[2:]])))
+    whole = cells(table(f"{name}:{tmp_path / file}"))
+    monkeypatch.setattr(office_tables, "PIECE", 1)  # a row at a time, so a row's texts are the most beyond the limit
+    assert cells(table(f"{name}:{tmp_path / file}")) == whole
     for least in (64, 1540):  # fewer cells than there are, fewer than there are with their texts
         monkeypatch.setattr(outside_files, "inflated_limit", lambda _, most=least: most)
         assert "too many cells, or too long ones" in refusal(f"{name}:{tmp_path / file}")
@@ -290,7 +294,8 @@ def test_the_answer_to_a_query_is_read_as_the_csv_file_beside_it(tmp_path: Path)
 def test_a_query_that_is_no_select_of_cells_is_refused_and_nothing_changes(
     query: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_tables, "STEPS", 2_000_000)
+    if said == "it takes too long":
+        monkeypatch.setattr(office_tables, "QUERY_SECONDS", 0.0)
     monkeypatch.setattr(outside_files, "INFLATED_LEAST", 1)
     source = asked(tmp_path, query)
     before = (tmp_path / "t.db").read_bytes()
@@ -299,6 +304,18 @@ def test_a_query_that_is_no_select_of_cells_is_refused_and_nothing_changes(
         "q.sql",
         "t.db",
     ]
+
+
+def test_a_database_with_a_write_ahead_log_is_read_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    source = asked(tmp_path, QUERY)
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as base:
+        base.execute("PRAGMA journal_mode = WAL")
+    assert cells(table(source)) == plain(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == {"plain.csv", "q.sql", "t.db"}
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as base:  # rows that are in the log alone
+        base.execute("UPDATE patients SET age = age + 1")
+        base.commit()
+        assert cells(table(source))["age"] != cells(table(f"csv:{tmp_path}/plain.csv?label=ill"))["age"]
 
 
 def test_sources_of_other_databases_are_refused_by_name(tmp_path: Path) -> None:
