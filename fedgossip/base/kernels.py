@@ -105,12 +105,16 @@ def used() -> str | None:
     return mode() if "torch" in sys.modules else None
 
 
-def remarks() -> list[str]:
-    """Return warnings about the kernels to show before a run begins; [] without warnings."""
-    if not late():
-        return []
-    text = "torch had computed before fedgossip was imported, so its kernels are those of the machine"
-    return [f"{text}: an update may depend on the other updates of its call.  Import fedgossip first."]
+def remarks(threads: int = 1) -> list[str]:
+    """Return warnings about the kernels, and the threads that train, to show before a run begins; [] without any."""
+    found = []
+    if late():
+        text = "torch had computed before fedgossip was imported, so its kernels are those of the machine"
+        found = [f"{text}: an update may depend on the other updates of its call.  Import fedgossip first."]
+    if threads > 1:
+        text = f"train.threads = {threads}: a sum is divided between threads, and its bits depend on what they share"
+        found.append(f"{text}: simulator, arrays and processes may end with other digests; with 1 they are equal")
+    return found
 
 
 def built_for_cpu() -> bool:

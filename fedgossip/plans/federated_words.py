@@ -65,10 +65,10 @@ def banner_of(run: DescribedRun) -> Sequence[str]:
             *describe_visibility(run),
             _exact_line(run, run.exact),
             *_budget_line(run),
-            *kernels.remarks(),
+            *kernels.remarks(run.experiment.train.threads),
         ]
     lines = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), *describe_visibility(run), *lines, *kernels.remarks()]
+    return [_how_line(run), *describe_visibility(run), *lines, *kernels.remarks(run.experiment.train.threads)]
 
 
 def _how_line(run: DescribedRun) -> str:

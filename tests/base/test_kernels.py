@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import threaded  # noqa: F401 this process has a thread more than its first, too
@@ -144,6 +145,14 @@ def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_
     assert "torch had computed before fedgossip was imported" in head[0] and head[0] in doctor and not fine
     assert "torch was loaded with other kernels" in refused
     assert "MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2" in advice
+
+
+@pytest.mark.parametrize("of_run", [{"topology": {"graph": "ring", "n": 3}}, {"coordinator": {"clients": 3}}])
+def test_several_threads_are_stated_before_a_run_as_digests_may_differ(of_run: dict[str, Any]) -> None:
+    for threads, lines in ((1, 0), (2, 1)):
+        content = {"rounds": 1, "train": {"device": "cpu", "local_steps": 1, "threads": threads}, **of_run}
+        banner = compose.plan(load_experiment(content)).banner
+        assert sum(line.startswith("train.threads = 2: ") for line in banner) == lines
 
 
 @pytest.mark.sockets
