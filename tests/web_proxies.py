@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import inspect
 import ipaddress
 import ssl
 import threading
@@ -33,7 +34,8 @@ class Authority:
         self.folder, self.name = folder, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.path = folder / f"{name}.pem"
-        made = self._certificate(self.name, self._key, 365, x509.BasicConstraints(True, None))
+        signs = [name in ("key_cert_sign", "crl_sign") for name in inspect.signature(x509.KeyUsage).parameters]
+        made = self._certificate(self.name, self._key, 365, x509.BasicConstraints(True, None), x509.KeyUsage(*signs))
         self.path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
     def _certificate(
@@ -44,7 +46,11 @@ class Authority:
         ends = now + datetime.timedelta(days=days)
         number = x509.random_serial_number()
         made = x509.CertificateBuilder(self.name, subject, key.public_key(), number, begins, ends)
-        for one in extensions:
+        keys = (  # Python 3.13 checks that both are there
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+        )
+        for one in (*extensions, *keys):
             made = made.add_extension(one, critical=isinstance(one, x509.BasicConstraints))
         return made.sign(self._key, hashes.SHA256())
 

@@ -704,3 +704,13 @@ def test_who_calls_somebody_that_is_not_at_the_relay_learns_that_and_not_of_wron
 def test_certificates_are_checked_by_default() -> None:
     context = web_way._context()
     assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert context.verify_flags == ssl.create_default_context().verify_flags
+
+
+def test_a_named_authority_needs_no_extension_that_new_versions_of_python_ask_for(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(web_way.AUTHORITIES, str(authority.path))
+    context = web_way._context()
+    assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
