@@ -255,9 +255,22 @@ def test_an_exploration_without_room_ends_with_its_progress() -> None:
         Explorer(push_sum(2, 3), FAULTS, most_mb=1).explore(5000)
 
 
-if __name__ == "__main__":
-    asked, most = (*sys.argv[1:], "", LONG)[:2]
+def explore_named(words: str = "", most: str = str(LONG)) -> None:
     for title, one in RUNS.items():
-        if asked in title:
+        if words in title:
             for each in budgets(one.budget):
                 print(title, tuple(each), Explorer(one.world(), each).explore(int(most)), flush=True)
+
+
+@pytest.mark.parametrize(("words", "most"), [((), LONG), (("gossip, 2 peers",), LONG), (("members", "10"), 10)])
+def test_the_command_takes_a_name_and_a_number_of_states(
+    words: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Explorer, "explore", lambda _self, most: most)
+    explore_named(*words)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(line.endswith(f" {most}") for line in lines)
+
+
+if __name__ == "__main__":
+    explore_named(*sys.argv[1:])
