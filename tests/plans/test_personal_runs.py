@@ -153,7 +153,12 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     assert facts["worst_own"] == min(one["score_personal"] or 0 for one in last) and facts["tested"] == 4
     assert facts["behind_alone"] == sum((one["score_personal"] or 0) < (one["score_alone"] or 0) for one in last)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Who gains" in page and 'id="gains"' in page and "Other recorded numbers" not in page
+    assert (
+        "Who gains" in page
+        and 'id="gains"' in page
+        and "gain in accuracy (points of 100)" in page
+        and "Other recorded numbers" not in page
+    )
     assert -1 < page.find("Own models, mean") < page.find("Global model") < page.find("What was learned")
     rows = [text for name, text in closing(run.summary, run.rows) if name in ("own models", "")]
     assert rows == [

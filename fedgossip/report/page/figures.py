@@ -321,6 +321,7 @@ def gains(scores: list[OwnScores], score: Score, one: str) -> str | None:
     ]
     if not any(values for *_, values in lines):
         return None
+    scale = 100.0 if score.percent else 1.0
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
@@ -329,9 +330,17 @@ def gains(scores: list[OwnScores], score: Score, one: str) -> str | None:
         for label, colour, marker, values in lines:
             if values:
                 places = range(1, len(values) + 1)
-                axes.plot(places, values, label=label, color=colour, marker=marker, markersize=size, linewidth=1)
+                axes.plot(
+                    places,
+                    [scale * value for value in values],
+                    label=label,
+                    color=colour,
+                    marker=marker,
+                    markersize=size,
+                    linewidth=1,
+                )
         axes.set_xlabel(f"{one}s, sorted by gain")
-        axes.set_ylabel(f"gain in {score.word}")
+        axes.set_ylabel(f"gain in {score.word}" + (" (points of 100)" if score.percent else ""))
         drawing.set_whole_axis(axes)
         legend_above(axes)
 
