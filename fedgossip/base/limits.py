@@ -16,7 +16,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, TypeVar
 
 from fedgossip.base.errors import ConfigError, nearest
@@ -207,7 +207,7 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
     """Create the object `name`, the value of `key`, with its options.  Raises ConfigError for unknown ones."""
     if name not in table:
         raise ConfigError(f"{key} = {name!r} is not known", nearest(name, table))
-    check_options(f"{key} = {name!r}", table[name], options)
+    _check_once(f"{key} = {name!r}", table[name], tuple(options))
     return table[name](**options)
 
 
@@ -223,3 +223,6 @@ def check_options(what: str, make: Callable[..., object], options: Collection[st
     needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
     if missing := [name for name in needed if name not in options]:
         raise ConfigError(f"{what} needs the option {missing[0]!r}", "It has no value of its own: give it.")
+
+
+_check_once = lru_cache(maxsize=64)(check_options)  # every peer of a simulation makes its own object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,18 @@ def test_after_one_hiccup_the_peers_find_together_again(monkeypatch: pytest.Monk
 def test_a_crash_while_messages_are_on_the_way_costs_no_deadline() -> None:
     crash = {"faults": [{"kind": "crash", "peers": [3], "start": 0.41}], "simulation": {"jitter": 0.05}}
     assert simulate(averaging("ring", rounds=20, **crash)).summary["seconds"] < 10  # the deadline is 30
+
+
+def test_the_options_of_an_algorithm_are_checked_once_and_not_for_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    read = inspect.signature
+
+    def counted(*given: Any, **how: Any) -> inspect.Signature:
+        counts[-1] += 1
+        return read(*given, **how)
+
+    monkeypatch.setattr(inspect, "signature", counted)
+    for n in (6, 8, 24):  # the first reads what is cached
+        counts.append(0)
+        simulate({"rounds": 1, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": n}})
+    assert counts[1] == counts[2]

@@ -9,8 +9,9 @@ A user's algorithm, "module:Class", is any class with the methods of `base.Gossi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -163,9 +164,16 @@ METHODS: Mapping[str, Method] = table(
 
 def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, Any]) -> Made:
     """Return the algorithm of a run.  Raises ConfigError for an unknown option."""
+    facts = _check_names(name, method, tuple(options))
+    return method.make(**options, **{key: getattr(context, key) for key in facts})
+
+
+@lru_cache(maxsize=64)  # every peer of a simulation makes its own algorithm
+def _check_names(name: str, method: Method, options: Collection[str]) -> Sequence[str]:
+    """Return the facts that a method takes.  Raises ConfigError for an unknown option."""
     check_options(name, method.make, options, ours=method.facts)
     takes = inspect.signature(method.make).parameters
-    return method.make(**options, **{key: getattr(context, key) for key in method.facts if key in takes})
+    return [key for key in method.facts if key in takes]
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:
