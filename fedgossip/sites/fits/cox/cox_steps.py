@@ -1,11 +1,11 @@
 """The coordinator's part in a fit of proportional hazards: the sums of a round advance the state.
 
     counts  ->  risk  ->  moments  ->  risk  -> ...  ->  last  ->  [squares]  ->  over
-                  ^          |  other sites than before, so the point is requested again
+                  ^          |  sums over other records than before, so the point is requested again
                   +----------+
 
 Sites receive a state with the point and the hazards, and only before the squares of robust errors also S1 / S0.  An
-incomplete round is requested again; the fit continues with the present sites.
+incomplete round is requested again.  In a fit all sums are over the same sites; the plan requires it.
 """
 
 from __future__ import annotations
