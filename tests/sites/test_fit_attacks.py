@@ -239,6 +239,16 @@ def test_no_record_outweighs_the_others_of_a_column(rows: int, largest: float, r
     assert too_few(weights, 1.0, [("a", values)], 5) == (refused * "too few of this site's records count there for 'a'")
 
 
+@pytest.mark.parametrize(("largest", "refused"), [(3.0, False), (3.5, True)])
+def test_records_that_count_for_a_column_at_three_sites_are_as_many_as_a_count(largest: float, refused: bool) -> None:
+    """Of ten at each, with data.suppress = 12, four: a quarter of them, which was enough, is of three sites 7.5."""
+    values, weights = np.concatenate([np.ones(10), np.zeros(99)]), np.ones(109)
+    weights[0] = largest
+    assert refused == (effective(weights * values) < 4)
+    assert bool(too_few(weights, 1.0, [("a", values)], 12)) == refused
+    assert not too_few(weights, 1.0, [("a", values)], 5)
+
+
 @pytest.mark.parametrize(("largest", "refused"), [(8, False), (10, True)])
 def test_no_two_records_outweigh_the_others_of_a_column(largest: float, refused: bool) -> None:
     """Of eight two are 16 of 22, or 20 of 26; by their number alone, above two, both were enough."""

@@ -22,6 +22,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn
+from fedgossip.secure.session import N_MIN
 from fedgossip.sites.fits.glm.glm import Values
 
 COLUMNS = 200
@@ -98,6 +99,12 @@ def codes_of(agreed: AgreedTable, names: Sequence[str]) -> tuple[tuple[int, ...]
     return tuple(map(tuple, found.values()))
 
 
+def has_few_values(agreed: AgreedTable, names: Sequence[str]) -> bool:
+    """Return whether each column of a design is of categories, or of at most `data.levels` values."""
+    levels = {one.name: one.levels for one in agreed.columns}
+    return all(one.categories or levels[one.name] or one.name not in names for one in agreed.encoding.columns)
+
+
 def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
     """Return name, low and high of each feature with agreed bounds."""
     there = (one for one in agreed.schema.features if one.low is not None and one.high is not None)
@@ -155,8 +162,10 @@ TWO = 2.0
 """Effective number of a column's records at a point that is enough, unless two are nearly all."""
 OF_TWO = 0.75
 """Maximum share of two records in a column's sum of squares at such a point."""
-OF_ONE, MANY = 0.75, 20
-"""Maximum share of one record in a sum of squared residuals of at least the second number of records."""
+OF_ONE = ((20, 0.75), (5, 0.9))
+"""Maximum share of one record in a sum of squared residuals of so many records or more: of five, chance alone gives one
+in fifty above .9, and one in eight above .75.
+"""
 LOOK = (
     "The command of the site that refused prints the column, as its metrics.jsonl has it; the coordinator's names the "
     "site: values far out, or a rare category, carry the column's sum, or its coefficients diverge. Declare its bounds "
@@ -175,8 +184,9 @@ def too_few(
 ) -> str:
     """Return in words a sum with fewer than `least` effective records; "" if all have enough.
 
-    For a column a quarter of the number without weights is enough, but at least two, or half of fewer than four: no
-    record is more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
+    For a column a quarter of the number without weights is enough, but at least two and a third of `least`, as a sum is
+    of three sites, or half of fewer than twice that: no record is more than half of a column's sum of squares at a
+    site, nor two of four or more above OF_TWO of it.
     `begin`: weights by outcomes at the start, [m]; then two are enough, or the number at the start, because an honest
     point has few of a column with much of such weights.
     """
@@ -187,7 +197,7 @@ def too_few(
     few = []
     for name, values in columns:
         own, there = effective(squares := values * values), weights * squares
-        number, wanted, most = effective(there), max(own / 4, TWO), OF_TWO
+        number, wanted, most = effective(there), max(own / 4, TWO, least / N_MIN), OF_TWO
         if begin is not None:
             wanted, most = min(effective(begin * squares), TWO), max(_of_two(begin * squares), OF_TWO)
         heavy = least > number and own >= 2 * TWO and _of_two(there) > most
@@ -207,8 +217,11 @@ def carried_by_one(columns: Sequence[tuple[str, Values]], of: str = "records") -
 
     With few squares, as of a category, one often dominates; an outlying record also dominates the sum of all records.
     """
-    many = ((name, squares) for name, squares in columns if np.count_nonzero(squares) >= MANY)
-    few = [repr(name) for name, squares in many if squares.max() > OF_ONE * squares.sum()]
+    few = []
+    for name, squares in columns:
+        most = next((share for many, share in OF_ONE if np.count_nonzero(squares) >= many), 1.0)
+        if squares.max(initial=0.0) > most * squares.sum():
+            few.append(repr(name))
     return f"one of this site's {of} is most of the squared residuals of {', '.join(few)}" if few else ""
 
 

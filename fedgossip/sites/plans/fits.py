@@ -62,6 +62,7 @@ from fedgossip.sites.fits.design_columns import (
     check_outcome,
     codes_of,
     design_columns,
+    has_few_values,
     words_instead,
 )
 from fedgossip.sites.fits.families.correlations import Correlations
@@ -330,6 +331,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
+        coarse=(not codes and has_few_values(agreed, c.names)) or msgspec.UNSET,
         errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET, entry=entry or msgspec.UNSET,
         **cluster,
         suppress=agreed.suppress if codes else msgspec.UNSET,

@@ -135,12 +135,17 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     if d.cluster and converged:
         check_enough_clusters(d.cluster, state.number("clusters"), rank_of(newton.sums.information))
     spread = spread / np.outer(deviation, deviation)
+    if d.coarse:
+        estimates, spread = _two_digits(estimates, spread)
     errors = np.sqrt(np.diag(spread))
     null = -float(state["null"]) / 2 if state.number("null_records") == records else None
     likelihood = float(state["likelihood"]) if converged else None
     freedom = rank_of(newton.sums.information)
-    ratio = None if null is None or likelihood is None or d.ridge else max(0.0, 2 * (likelihood - null))
+    ratio = None if null is None or likelihood is None or d.ridge else _statistic(d, max(0.0, 2 * (likelihood - null)))
     pairs, right, *squares = (float(state[name]) for name in PAIRS)
+    agree = (right / pairs, concordance_error(pairs, right, squares)) if pairs and converged else (None, None)
+    if d.coarse and agree[0] is not None and agree[1] is not None:
+        agree = rounded_to(agree[0], agree[1], 2), float(f"{agree[1]:.2g}")
     return CoxFit(
         design=d,
         sites=state.number("sites"),
@@ -157,8 +162,8 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         ratio=ratio,
         freedom=freedom,
         p=None if ratio is None else _chance(freedom, ratio),
-        concordance=right / pairs if pairs and converged else None,
-        concordance_error=concordance_error(pairs, right, squares) if pairs and converged else None,
+        concordance=agree[0],
+        concordance_error=agree[1],
         pairs=int(pairs),
         coefficients=tuple(coefficient(*one) for one in zip(d.columns, estimates, errors, strict=True)),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
@@ -193,7 +198,20 @@ def _proportional(state: FittedHazards) -> Iterator[TermTest]:
         statistic = float(
             total / along * (moved[places] @ np.linalg.solve(spread[np.ix_(places, places)], moved[places]))
         )
+        statistic = _statistic(state.layout.design, statistic)
         yield TermTest(name, statistic, len(places), _chance(len(places), statistic))
+
+
+def _statistic(d: CoxDesign, chi_squared: float) -> float:
+    return round(chi_squared, 1) if d.coarse else chi_squared
+
+
+def _two_digits(estimates: Values, spread: Values) -> tuple[Values, Values]:
+    """Return estimates [p] and their covariance [p, p] with two digits of their errors; of 1 where there is none."""
+    errors = np.sqrt(np.diag(spread))
+    errors = np.where(np.isfinite(errors) & (errors > 0), errors, 1.0)
+    rounded = np.vectorize(rounded_to, otypes=[float])
+    return rounded(estimates, errors, 2), rounded(spread, np.outer(errors, errors), 2)
 
 
 def _published(d: CoxDesign, likelihood: float | None) -> float | None:
@@ -203,7 +221,7 @@ def _published(d: CoxDesign, likelihood: float | None) -> float | None:
     Without columns it is the sum of -d log n, n at risk: an exact one determines n.  One record fewer at risk changes
     it by d / n, at most 1, so a multiple of `least` leaves about `least` possible numbers of leaving records.
     """
-    if likelihood is None or d.ties == EFRON or d.codes:
+    if likelihood is None or (d.ties == EFRON and not d.coarse) or d.codes:
         return likelihood
     return float(d.least * round(likelihood / d.least))
 

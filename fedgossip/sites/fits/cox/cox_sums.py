@@ -85,6 +85,10 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The column whose values are clusters of records within a site, for robust errors; unset: each record alone."""
     entry: PriorColumn | msgspec.UnsetType = msgspec.UNSET
     """The column with the time of a record's entry, after which it is at risk; unset: all are from the start."""
+    coarse: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether all columns have few values, and one of them more than two: exact results would determine how many
+    records have which, so a fit has two digits of its errors.
+    """
     suppress: int | msgspec.UnsetType = msgspec.UNSET
     """With `codes`: the smallest number of records of a combination that leave between two reported times."""
 
