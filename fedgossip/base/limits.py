@@ -19,10 +19,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, TypeVar
 
+import msgspec
+
 from fedgossip.base.errors import ConfigError, nearest
 
 ABOVE_0 = sys.float_info.min
 """Lower limit of a positive number."""
+BELOW_1 = math.nextafter(1.0, 0.0)
+"""Upper limit of a number below 1."""
 MOST = 2**31 - 1
 """The largest count."""
 LONGEST_SECONDS = 1e9
@@ -129,8 +133,8 @@ SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
 def between(low: float, high: float) -> str:
     """Return two limits as a text."""
     least = "above 0" if low == ABOVE_0 else f"at least {low:,g}"
-    most = f"{int(high):,}" if high >= 1 else f"{high:g}"
-    return least if high >= LONGEST_SECONDS else f"{least}, at most {most}"
+    most = "below 1" if high == BELOW_1 else f"at most {int(high):,}" if high >= 1 else f"at most {high:g}"
+    return least if high >= LONGEST_SECONDS else f"{least}, {most}"
 
 
 def limits_of(section: type) -> Sequence[tuple[str, Limit]]:
@@ -208,6 +212,7 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
     if name not in table:
         raise ConfigError(f"{key} = {name!r} is not known", nearest(name, table))
     _check_once(f"{key} = {name!r}", table[name], tuple(options))
+    check_values(f"{key} = {name!r}", table[name], options)
     return table[name](**options)
 
 
@@ -226,3 +231,30 @@ def check_options(what: str, make: Callable[..., object], options: Collection[st
 
 
 _check_once = lru_cache(maxsize=64)(check_options)  # every peer of a simulation makes its own object
+
+OF_FILES = (str, int, float, list, dict, type(None))
+"""Types of an experiment file's values."""
+
+
+def check_values(what: str, make: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Raise ConfigError for options outside the types and limits that a factory of this package declares."""
+    of_files = {name: value for name, value in options.items() if isinstance(value, OF_FILES)}  # not made parts
+    if not of_files or not getattr(make, "__module__", "").startswith("fedgossip."):
+        return
+    hints = _hints_of(make)
+    for name, value in of_files.items():
+        hint = hints.get(name, Any)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            text = f"{what}: {name} is {value!r}; {str(error)[:1].lower()}{str(error)[1:]}"
+            raise ConfigError(text, "Write a value of that kind.") from None
+        for limit in _find_limits(hint):
+            if not limit.allows(value):
+                raise ConfigError(f"{what}: {name} = {value!r} {limit.refusal}", limit.advice(value))
+
+
+@cache
+def _hints_of(make: Callable[..., object]) -> Mapping[str, Any]:
+    declared: Any = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
+    return typing.get_type_hints(declared, include_extras=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -91,8 +93,11 @@ def ignore_terminals() -> None:
 _ENDING = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)))
 """Signals that end a command as Ctrl-C does: from `kill`, docker stop, scancel, systemd; from a closed terminal."""
 
-_asked: list[int] = []
-"""The first of _ENDING that this command has received."""
+_asked: dict[int, float] = {}
+"""Those of _ENDING that this command has received, the first one first, with their times."""
+
+TWICE_SECONDS = 1.0
+"""Time in which a signal of _ENDING counts once: `timeout` sends it to the command and to its group."""
 
 
 @contextlib.contextmanager
@@ -117,12 +122,13 @@ def as_interrupt() -> Iterator[None]:
 
 def exit_code() -> int:
     """Return the exit code of an interrupted command: 128 plus the signal's number; 130 for Ctrl-C."""
-    return 128 + (_asked[0] if _asked else signal.SIGINT)
+    return 128 + next(iter(_asked), signal.SIGINT)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    if not _asked:
-        _asked.append(number)
+    last, _asked[number] = _asked.get(number, -math.inf), time.monotonic()
+    if _asked[number] - last < TWICE_SECONDS:
+        return
     if number != signal.SIGTERM:  # both shell and system may send SIGHUP: a second one would end the command at once
         signal.signal(number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

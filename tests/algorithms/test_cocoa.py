@@ -263,7 +263,7 @@ def test_adding_gains_on_averaging_as_clients_grow() -> None:
         ({"task": {"kind": "learning", "loss": ""}}, "cocoa goes by dual variables"),
         ({"coordinator": {"options": {"aggregation": "sum"}}}, "aggregation = 'sum' is not known"),
         ({"coordinator": {"options": {"local": 0}}}, "local = 0"),
-        ({"coordinator": {"options": {"gap": -1}}}, "gap = -1 is below 0"),
+        ({"coordinator": {"options": {"gap": -1}}}, "gap = -1 is out of range"),
         ({"coordinator": {"options": {"gap": float("nan")}}}, "gap = nan"),
         ({"coordinator": {"secure": {"on": True}, "clients": 8}}, "a secure sum clips numbers to its bound"),
         ({"train": {"momentum": 0.9}}, "takes plain steps"),

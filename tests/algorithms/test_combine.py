@@ -160,7 +160,7 @@ def test_a_rule_has_no_forecast() -> None:
         (experiment("mean"), "algorithm.combine"),
         (experiment("median", {"f": 1}), "algorithm.combine = 'median' has no option 'f'"),
         (experiment("clipped", {"tau": -1}), "tau is -1; expected a length"),
-        (experiment("nna", {"f": 1.5}), "f is 1.5; expected a number of peers"),
+        (experiment("nna", {"f": 1.5}), "f is 1.5; expected `int`"),
         (experiment("geometric-median", {"steps": 0}), "steps is 0; expected a number from 1 to 1000"),
         (experiment("trimmed-mean", {"f": 3}), "f = 3: node 0 has 4 neighbours, and needs 6"),
         (experiment("nna", {"f": 4}), "f = 4: node 0 has 4 neighbours, and needs 5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -18,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 from fedgossip.algorithms.federated import fedavg, robust_aggregation
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, restored, saved
 from fedgossip.algorithms.federated.fedavg import staleness_weight
-from fedgossip.algorithms.federated.names import ALGORITHMS, make
+from fedgossip.algorithms.federated.names import ALGORITHMS, OURS, make
 from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum, NotSummableError
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.base.errors import ConfigError
@@ -84,6 +85,21 @@ terms = st.lists(
     min_size=1,
     max_size=90,
 )
+
+
+OPTIONS = [
+    (name, option)
+    for name, made in ALGORITHMS.items()
+    for option in inspect.signature(made).parameters
+    if option not in OURS
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS, ids=str)
+def test_an_option_of_another_type_or_beyond_its_limits_is_refused(name: str, option: str) -> None:
+    for value in ("x", -1, float("nan"), float("inf"), [1], None):
+        with pytest.raises(ConfigError, match=option):
+            make(name, clients=9, **{option: value})
 
 
 @given(terms, st.randoms(use_true_random=False))

@@ -184,8 +184,8 @@ def test_nesterov_on_the_complete_graph_is_torchs_sgd_on_the_mean_loss() -> None
         ("slowmo", {"every": 0}, "every is 0; expected a number of rounds from 1 on"),
         ("slowmo", {"alpha": -1.0}, "alpha is -1.0; expected a number above 0"),
         ("slowmo", {"beta": 1}, "beta is 1; expected a number from 0 to below 1"),
-        ("slowmo", {"nesterov": 1}, "nesterov is 1; expected true or false"),
-        ("dsgdm", {"nesterov": "yes"}, "nesterov is 'yes'; expected true or false"),
+        ("slowmo", {"nesterov": 1}, "nesterov is 1; expected `bool`"),
+        ("dsgdm", {"nesterov": "yes"}, "nesterov is 'yes'; expected `bool`"),
     ],
 )
 def test_an_option_out_of_its_range_is_refused(name: str, options: dict[str, Any], said: str) -> None:

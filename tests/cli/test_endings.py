@@ -19,8 +19,9 @@ from commands import alive, experiment, finish, in_process, start, wait_until
 
 import fedgossip
 from fedgossip.base import signals
-from fedgossip.cli import COMMANDS, cli
+from fedgossip.cli import COMMANDS, STOPPED, cli
 from fedgossip.cli.people.invited import ended_script
+from fedgossip.cli.run.run import _stopped_at_once
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -107,6 +108,35 @@ def test_what_a_signal_did_before_it_does_afterwards(number: int) -> None:
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(1e9, 1), (0.0, 2)])
+def test_a_signal_that_reaches_a_command_and_its_group_counts_once(
+    seconds: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `timeout`: the second one would end the command before its state is written."""
+    monkeypatch.setattr(signals, "TWICE_SECONDS", seconds)
+    said: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: said.append(number))
+    try:
+        with signals.as_interrupt():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+        assert len(said) == times
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_of_some_rounds_that_cannot_resume_is_not_reported_as_one_that_never_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 2}}
+    fedgossip.simulate(content, out=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    for folder, words in (("run", "error: stopped at once\nagain\n"), ("none", "stopped before the run began")):
+        assert _stopped_at_once(tmp_path / folder, "again", lambda _: False) == STOPPED
+        assert words in capsys.readouterr().err
 
 
 def test_a_handler_of_the_callers_own_stays() -> None:

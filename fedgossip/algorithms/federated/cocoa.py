@@ -127,8 +127,5 @@ def dual_rules(
     if not 0 < local <= 1000:
         advice = "It is the number of passes over a client's examples in a round: 1.0 is usual, at most 1000."
         raise ConfigError(f"cocoa: local = {local!r}", advice)
-    if not gap >= 0:
-        advice = "Give the duality gap to end at, for example 1e-4; or leave it out."
-        raise ConfigError(f"cocoa: gap = {gap!r} is below 0", advice)
     adds = aggregation == "add"
     return DualAscent(float(clients) if adds else 1.0, 1.0 if adds else 1 / clients, local), CoCoA(gap, threshold)

@@ -28,7 +28,7 @@ from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum, PushS
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
 from fedgossip.base.errors import ConfigError, TrainingError, nearest, place_of
-from fedgossip.base.limits import CalledWith, check_call, check_options, table
+from fedgossip.base.limits import CalledWith, check_call, check_options, check_values, table
 from fedgossip.base.vectors import Vector
 
 Made = GossipAlgorithm[Any]
@@ -72,14 +72,18 @@ def dsgd(order: str = "atc") -> Made:
 ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt}
 
 
-def push_sum(momentum: str = "local", beta: float = 0.9) -> Made:
+def push_sum(momentum: str = "local", beta: float | None = None) -> Made:
     """Return push-sum; momentum "mixed" is sent as mass, with share `beta` retained; "local" is `train.momentum`.
 
-    Raises ConfigError for another word, or a beta outside [0, 1).
+    Raises ConfigError for another word, and for a beta outside [0, 1) or without "mixed".
     """
     if momentum not in ("local", "mixed"):
         raise ConfigError(f"push-sum has no momentum {momentum!r}", 'Take "mixed"; or "local", with train.momentum.')
-    return PushMomentum(beta) if momentum == "mixed" else PushSum()
+    if momentum == "mixed":
+        return PushMomentum() if beta is None else PushMomentum(beta)
+    if beta is not None:
+        raise ConfigError('push-sum has no beta with momentum = "local"', 'Take momentum = "mixed", or train.momentum.')
+    return PushSum()
 
 
 def slowmo(
@@ -163,8 +167,9 @@ METHODS: Mapping[str, Method] = table(
 
 
 def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, Any]) -> Made:
-    """Return the algorithm of a run.  Raises ConfigError for an unknown option."""
+    """Return the algorithm of a run.  Raises ConfigError for an unknown option, and for a value out of its limits."""
     facts = _check_names(name, method, tuple(options))
+    check_values(name, method.make, options)
     return method.make(**options, **{key: getattr(context, key) for key in facts})
 
 

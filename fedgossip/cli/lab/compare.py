@@ -67,6 +67,8 @@ def compare(
     where, content = content_of(experiment, overrides)
     section = compare_section(content, where)
     names = [name.strip() for name in paradigms.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise click.UsageError(f"--paradigms {paradigms}: write different names with commas between, such as {USUAL}")
     for name in names:
         paradigm_of(name)
     first = int(content.get("seed", 1))

@@ -180,11 +180,18 @@ def _stopped_at_once(path: Path, again: str, resumable: Callable[[Path], bool]) 
 
     if resume.is_over(path):
         echo(f"error: stopped when the run was over: all of it is in {path}", err=True)
-    elif resumable(path):
+    elif resumable(path) or _has_rounds(path):
         echo(f"error: stopped at once\n{again or f'To go on: {resume.line(path)}'}", err=True)
     else:
         echo("error: stopped before the run began: nothing was trained yet", err=True)
     return STOPPED
+
+
+def _has_rounds(path: Path) -> bool:
+    from fedgossip.core.records import read_rows
+
+    record = path / run_format.ROWS
+    return record.exists() and any(row.round for row in read_rows(record))
 
 
 def exit_code(finished: Run) -> int:
