@@ -331,7 +331,7 @@ class FineTwins:
         """Return the least sum of squares of numbers with sum 0, each as close to the common value as
         its bin allows.
         """
-        turns = np.unique(np.concatenate([low, high]))
+        turns = np.append(low, high[-1])  # the ends of all bins, in order; np.unique would import numpy.ma
         totals = np.clip(turns[:, None], low, high) @ counts
         at = float(np.interp(0.0, totals, turns))
         return float(counts @ np.clip(at, low, high) ** 2)
