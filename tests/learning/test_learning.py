@@ -29,7 +29,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model import optimizers
-from fedgossip.learning.one_model.batches import Batches
+from fedgossip.learning.one_model.batches import Batches, EndlessLine
 from fedgossip.learning.task import TorchTask, TrainSettings, train_centralised
 from fedgossip.plans.tasks import task_of_dry_run
 
@@ -263,6 +263,28 @@ def test_a_plan_can_be_made_without_the_rounds_before_it(m, batch, steps, round)
         in_order.plan(0, earlier)
     afresh = Batches([np.arange(m)], how, 0, batch)
     assert np.array_equal(in_order.plan(0, round).indices, afresh.plan(0, round).indices)
+
+
+def test_the_batches_of_all_nodes_are_those_of_each_and_a_stretch_of_theirs_is_drawn_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shares of 3, 5 and 600 examples: stretches of 510, 510 and 600 places, which rounds of 120 places cross."""
+    shares = [np.arange(first, first + m) for first, m in ((0, 5), (5, 3), (8, 600), (608, 5))]
+    how = on_cpu(batch_size=40, local_steps=3)
+    drawn: list[tuple[int, int]] = []
+    draw = EndlessLine.draw
+
+    def counted(line: EndlessLine, node: int, number: int, length: int) -> Any:
+        drawn.append((node, number))
+        return draw(line, node, number, length)
+
+    together, each = Batches(shares, how, 1, 40), Batches(shares, how, 1, 40)
+    expected = [np.stack([each.plan(node, round).indices for node in range(4)], axis=1) for round in range(12)]
+    monkeypatch.setattr(EndlessLine, "draw", counted)
+    monkeypatch.setattr(EndlessLine, "places", None)  # one call for each node and round costs as much as its step
+    for round, indices in enumerate(expected):
+        assert np.array_equal(together.plan_all(round, 4), indices)
+    assert len(drawn) == len(set(drawn)) == 3 * 3 + 3
 
 
 def test_an_epoch_ends_with_a_smaller_batch():

@@ -96,7 +96,9 @@ class Batches:
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         self._full = np.full(self._steps or 0, self._size)
         self._line = EndlessLine(shares, seed, "batches")
-        self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], for equal numbers
+        self._latest_of_all: dict[
+            tuple[int, int], npt.NDArray[np.int32]
+        ] = {}  # (size, stretch) -> [nodes of the size, places]
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
         """Return the batches of `node` in `round`; with `steps` this number of full batches, overriding the
@@ -122,27 +124,32 @@ class Batches:
         if self._steps is None:
             return None
         places = self._steps * self._size
-        sizes = {len(self._shares[node]) for node in range(n)}
-        if len(sizes) == 1:
-            drawn = self._lines(n, sizes.pop(), round * places, places)
-        else:
-            drawn = np.stack([self._line.places(node, round * places, places) for node in range(n)])
+        sizes = np.array([len(self._shares[node]) for node in range(n)])
+        drawn, latest = np.empty((n, places), np.int32), dict[tuple[int, int], npt.NDArray[np.int32]]()
+        for m in np.unique(sizes).tolist():
+            nodes = np.flatnonzero(sizes == m)
+            drawn[nodes] = self._lines(nodes, m, round * places, places, latest)
+        self._latest_of_all = latest
         by_steps = drawn.reshape(n * self._steps, self._size)
         return self._padded(by_steps).reshape(n, self._steps, self._width).transpose(1, 0, 2).astype(np.int64)
 
-    def _lines(self, n: int, m: int, start: int, places: int) -> npt.NDArray[Any]:
-        """Return the lines of n nodes with m examples each, [n, places]."""
+    def _lines(
+        self, nodes: Indices, m: int, start: int, places: int, latest: dict[tuple[int, int], npt.NDArray[np.int32]]
+    ) -> npt.NDArray[np.int32]:
+        """Return the lines of nodes with m examples each, [nodes, places]; add the last stretch to `latest`."""
         length = m * max(1, DRAWN_PLACES // m)
         first, last = start // length, (start + places - 1) // length
+        tables = []
         for number in range(first, last + 1):
-            if number not in self._latest_of_all:
-                self._latest_of_all[number] = table = np.empty((n, length), np.int32)
-                for node in range(n):
-                    table[node] = self._line.draw(node, number, length)
-        self._latest_of_all = {number: self._latest_of_all[number] for number in range(first, last + 1)}
-        tables, begin = list(self._latest_of_all.values()), start - first * length
-        table = tables[0] if first == last else np.concatenate(tables, axis=1)
-        return table[:, begin : begin + places]
+            table = self._latest_of_all.get((m, number))
+            if table is None:
+                table = np.empty((len(nodes), length), np.int32)
+                for row, node in enumerate(nodes.tolist()):
+                    table[row] = self._line.draw(node, number, length)
+            tables.append(table)
+        latest[m, last] = tables[-1]
+        begin = start - first * length
+        return (tables[0] if first == last else np.concatenate(tables, axis=1))[:, begin : begin + places]
 
     def _passes(self, drawn: Indices) -> BatchPlan:
         epochs, m = drawn.shape
