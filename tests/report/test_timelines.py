@@ -19,8 +19,10 @@ from fedgossip.core.run_format import ROWS, TIMELINE
 from fedgossip.core.timeline import ITEMS, Timeline, TimelineLog, build_timeline, chrome_trace, read_timeline
 from fedgossip.drivers.simulate import simulate, simulate_plan
 from fedgossip.experiment import load_experiment
+from fedgossip.lab.lectures.computed import pipelined
 from fedgossip.plans import compose
 from fedgossip.report.page.page import write_report
+from fedgossip.report.page.timeline import following_bars
 
 Content = dict[str, Any]
 TASK = {"kind": "quadratic", "dim": 500}
@@ -211,3 +213,9 @@ def test_a_damaged_timeline_is_refused_in_one_line(tmp_path: Path) -> None:
         place.write_text(damaged)
         with pytest.raises(ConfigError, match=TIMELINE):
             read_timeline(tmp_path / "run")
+
+
+def test_pieces_that_follow_each_other_are_apart_in_the_picture_of_a_pipeline() -> None:
+    """GPipe: of 8 pieces at each of 4 stages, 7 follow another forward, and 7 back."""
+    picture = pipelined(4, 8).picture
+    assert isinstance(picture, list) and len(following_bars(picture[0].timeline.bars)) == 4 * 2 * 7

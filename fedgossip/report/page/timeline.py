@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.core.records import kind_of
-from fedgossip.core.timeline import ACTIVITIES, Activity, Timeline
+from fedgossip.core.timeline import ACTIVITIES, Activity, Bar, Timeline
 from fedgossip.report.page.drawing import (
     AMBER,
     BLUE,
@@ -119,6 +119,9 @@ def _paint_one(axes: Axes, one: NamedTimeline, unit: float) -> None:
             left, right, lane = (np.array([bar[at] for bar in bars], np.float64) for at in (2, 3, 0))
             path = rectangles(left / unit, right / unit, lane - THICK / 2, lane + THICK / 2)
             axes.add_patch(PathPatch(path, facecolor=COLOURS[what], linewidth=0))
+    cuts = [[(bar.began / unit, bar.node - THICK / 2), (bar.began / unit, bar.node + THICK / 2)]
+            for bar in following_bars(timeline.bars)]  # fmt: skip
+    axes.add_collection(LineCollection(cuts, colors=PALE, linewidths=0.8))
     ends = [(end.at / unit, end.node) for end in timeline.rounds]
     axes.add_collection(
         LineCollection(
@@ -135,6 +138,12 @@ def _paint_one(axes: Axes, one: NamedTimeline, unit: float) -> None:
     axes.set_ylim(len(one.names) - 0.45, -0.55)
     axes.set_yticks(range(len(one.names)), one.names)
     axes.grid(visible=False)
+
+
+def following_bars(bars: Sequence[Bar]) -> list[Bar]:
+    """Return the bars that begin as another of their activity ends in the same lane: both look as one without a cut."""
+    ended = {(bar.node, bar.what, bar.ended) for bar in bars}
+    return [bar for bar in bars if (bar.node, bar.what, bar.began) in ended]
 
 
 def _paint_arrows(axes: Axes, timeline: Timeline, unit: float) -> None:
