@@ -128,6 +128,8 @@ def test_a_cell_that_fails_is_shown_and_the_others_are_run(compared: Any, file: 
     ("words", "change", "told"),
     [
         (["--paradigms", "rings"], "", "there is no paradigm 'rings'"),
+        (["--paradigms", "ring,ring"], "", "--paradigms ring,ring: write different names"),
+        (["--paradigms", ","], "", "write different names"),
         (["--workers", "0"], "", "--workers 0: write different whole numbers"),
         (["--workers", "2,2"], "", "write different whole numbers"),
         ([], "[compare]\nequal = 'words'", "compare"),

@@ -222,3 +222,11 @@ def test_a_hello_and_a_statement_leave_the_plan_s_fingerprint_as_it_is() -> None
     compose.hello_of(plan, task.schema)
     statement_of(plan, task)
     assert plan.fingerprint == before
+
+
+@pytest.mark.parametrize(("clients", "advice"), [(4, "Set coordinator.min_clients = 3"), (2, "Take more clients")])
+def test_a_secure_sum_over_two_is_refused_with_what_makes_it_one_over_three(clients: int, advice: str) -> None:
+    content = {"rounds": 2, "task": {"kind": "averaging"}, "coordinator": {"clients": clients, "min_clients": 2}}
+    with pytest.raises(ConfigError, match="a sum over 2 reveals each") as caught:
+        compose.plan(load_experiment(content))
+    assert caught.value.advice.startswith(advice)

@@ -294,7 +294,8 @@ def _check_privacy(plan: FederationPlan) -> None:
 
 def _check_sum(plan: FederationPlan) -> None:
     s, n = plan.section.secure, plan.invited
-    off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
+    more = f"Set coordinator.min_clients = {N_MIN} or more" if plan.cohort >= N_MIN else "Take more clients"
+    off = f"{more}, or set coordinator.secure.on = false: the coordinator then sees every client's update."
     if plan.least < N_MIN and plan.tree.groups[0].secure:
         raise ConfigError(f"a sum over {plan.least} reveals each: a secure sum takes at least {N_MIN}", off)
     if n > graph.COHORT_MAX and plan.tree.flat:
