@@ -157,6 +157,9 @@ WRONG = {
         "return Cycle('x', n, 2, 'x', lambda phase: build(Topology.from_edges(n, [(0, 1)], 'x')))",
         "falls into 7 components",
     ),
+    "an edge to a stranger": ("return Topology(n, np.array([*edges(n), (0, 99)]))", "99"),
+    "a list of edges": ("return Topology(n, edges(n))", "not sorted and unique"),
+    "edges twice": ("return Topology(n, np.array([*edges(n), *edges(n)]))", "not sorted and unique"),
     "a count": (
         "own.asked = getattr(own, 'asked', 0) + 1\n"
         "    return Topology.from_edges(n, edges(n) + [(0, 1 + own.asked)], 'x')",

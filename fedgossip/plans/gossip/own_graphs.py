@@ -189,6 +189,8 @@ def _make_graph(name: str, n: int, seed: int) -> object:
     if not known:
         text = f"{name} returned {_kind(found)}; expected a Topology, a Mixing or a Schedule"
         raise ConfigError(text, YOURS)
+    if isinstance(found, Topology):
+        _check_edges(name, found)
     return found
 
 
@@ -271,6 +273,14 @@ def _sized(name: str, found: Any, n: int) -> Any:
     if found.n != n:
         raise ConfigError(f"{name} returned {found.n} nodes; expected {n}", YOURS)
     return found
+
+
+def _check_edges(name: str, topology: Topology) -> None:
+    """Raise ConfigError for edges that no constructor made: another order, loops, or ids outside 0..n-1."""
+    edges = Topology.from_edges(topology.n, topology.edges, name, topology.directed).edges
+    given: Any = topology.edges
+    if not (isinstance(given, np.ndarray) and given.dtype == edges.dtype and np.array_equal(given, edges)):
+        raise ConfigError(f"{name}: its edges are not sorted and unique pairs", GRAPH.advice)
 
 
 def _connected(name: str, topology: Topology) -> Topology:
