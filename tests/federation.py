@@ -20,7 +20,8 @@ from fedgossip.core.records import Row
 from fedgossip.core.task import LocalTask
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity

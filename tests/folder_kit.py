@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from fedgossip.experiment import checked
 from fedgossip.net.endpoints import Endpoint, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
+from fedgossip.runs.journal import Journal
 from fedgossip.runs.peer_files import PeerEnded
 
 TURNS = 200
@@ -119,12 +121,15 @@ class FolderRun:
             carrier=FolderCarrier(self.shared(node), once=True),
         )
 
-    def killed_step(self, node: int, at: int) -> int | None:
-        """Let it do so in a process of its own, which is killed at its `at`-th write; None: it ended before that."""
+    def killed_step(self, node: int, at: int, within: str = "") -> int | None:
+        """Let it do so in a process of its own, which is killed at its `at`-th write; None: it ended before that.
+
+        `within`: count only the writes in this method of its journal.
+        """
         child = os.fork()
         if not child:
             try:
-                _kill_at(at)
+                _kill_at(at, within)
                 self.step(node)
             except BaseException:
                 import traceback
@@ -137,6 +142,13 @@ class FolderRun:
             return at
         assert os.WEXITSTATUS(status) == 0, f"participant {node} failed"
         return None
+
+    def copied(self, to: Path) -> FolderRun:
+        """Return this run as it is now, in another place."""
+        shutil.copytree(self.place, to)
+        copy = FolderRun(to, self.content)
+        copy.identities, copy.endpoints = self.identities, self.endpoints
+        return copy
 
     def over(
         self, turn: Callable[[int], object] = lambda _: None, nodes: Iterable[int] | None = None
@@ -174,15 +186,29 @@ class FolderRun:
         return simulate(self.plan.experiment).digest
 
 
-def _kill_at(at: int) -> None:
+def _kill_at(at: int, within: str) -> None:
     """Kill this process by SIGKILL at its `at`-th call that changes a file: before it, or in its middle."""
-    count = 0
+    count, counts = 0, not within
     write, replace, fsync, unlink = os.write, os.replace, os.fsync, os.unlink
 
     def counted() -> bool:
         nonlocal count
-        count += 1
-        return count == at
+        count += counts
+        return counts and count == at
+
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            nonlocal counts
+            counts = True
+            try:
+                return method(*given)
+            finally:
+                counts = False
+
+        return called
+
+    if within:
+        setattr(Journal, within, counting(getattr(Journal, within)))
 
     def dying_write(file: int, data: Any) -> int:
         if counted():

@@ -32,7 +32,8 @@ from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity

@@ -13,7 +13,8 @@ from fedgossip.core.messages import Expected, Hello
 from fedgossip.core.records import Row
 from fedgossip.core.task import LocalTask
 from fedgossip.net.endpoints import Endpoints, signed
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity

@@ -127,8 +127,8 @@ trace.1.bin, ...
 TRACES: InPeer = "trace*.bin"
 """The traces of all its starts."""
 JOURNAL: InPeer = "journal.bin"
-"""Of a run by folder: every event of the participant; `fedgossip step` continues from it.  It holds the secrets of
-masks, and is removed when the run has ended and all results were fetched.
+"""Of a run by folder: the participant's state and every event since; `fedgossip step` continues from it.  It holds
+the secrets of masks, and is removed when the run has ended and all results were fetched.
 """
 FOLDER_STATE: InPeer = "folder.json"
 """Of a run by folder: the participant's key for this run, and those of its partners."""

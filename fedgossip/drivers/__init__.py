@@ -17,7 +17,8 @@ disk before the first Hello.  SIGTERM and SIGHUP act as a Ctrl-C for every comma
 
 A simulation is written whole between two instants (`sim_checkpoint`, `image_write`, `image_types`): its objects'
 attributes, by an encoder that knows fedgossip's classes and calls nothing; values that follow from the experiment are
-stored by name.  A new attribute of a machine is included automatically if it is data.
+stored by name.  A new attribute of a machine is included automatically if it is data.  In a run by folder an image of
+the participant replaces the events of its journal (`journal_image`).
 
 A forecast (`forecasting`): a plan per graph -> `simulation.probe` or `shadow` -> forecast.json, written before the run
 -> the comparison, in the summary.  The task's memory is restored, so the run's bits do not change.  A lossy run also

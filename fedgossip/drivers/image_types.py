@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -88,7 +87,22 @@ def declared(kind: type) -> Mapping[str, Hint]:
             given = {name: _resolved(text, one) for name, text in written.items() if not _is_class_variable(text)}
             # an untyped assignment in a subclass does not override the type declared in a base
             found |= {name: hint for name, hint in given.items() if hint is not UNDECLARED or name not in found}
-    return found
+    given = _list_parameters(kind)
+    return {name: _bound(hint, given) for name, hint in found.items()} if given else found
+
+
+def _list_parameters(kind: type) -> dict[Hint, Hint]:
+    """Return the types that a class and its bases give to the type variables of generic bases."""
+    bases = [base for one in kind.__mro__ for base in one.__dict__.get("__orig_bases__", ())]
+    pairs = [(getattr(typing.get_origin(base), "__parameters__", ()), typing.get_args(base)) for base in bases]
+    return {name: hint for names, hints in pairs for name, hint in zip(names, hints, strict=False) if name is not hint}
+
+
+def _bound(hint: Hint, given: Mapping[Hint, Hint]) -> Hint:
+    if isinstance(hint, typing.TypeVar):
+        return given.get(hint, hint)
+    names = getattr(hint, "__parameters__", ()) if typing.get_origin(hint) else ()
+    return hint[tuple(given.get(name, name) for name in names)] if names else hint
 
 
 def is_ours(named: Any) -> bool:
@@ -172,10 +186,8 @@ def _resolved(text: Any, kind: type) -> Hint:
 
 
 def _list_assigned(kind: type) -> Iterator[tuple[str, str | None]]:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
     written: dict[str, str | None] = {}
-    for method in tree.body:
+    for method in _parse_classes(kind.__module__)[kind.__qualname__].body:
         if not isinstance(method, ast.FunctionDef):
             continue
         arguments = [*method.args.args, *method.args.kwonlyargs]
@@ -183,6 +195,21 @@ def _list_assigned(kind: type) -> Iterator[tuple[str, str | None]]:
         for name, text in _assigned(method, parameters):
             written[name] = written.get(name) or text
     yield from written.items()
+
+
+@cache
+def _parse_classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """Return the classes in the source of a module, by qualified name; one parse for all of them."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def look(body: list[ast.stmt], within: str) -> None:
+        for one in body:
+            if isinstance(one, ast.ClassDef):
+                found[within + one.name] = one
+                look(one.body, f"{within}{one.name}.")
+
+    look(ast.parse(inspect.getsource(sys.modules[module])).body, "")
+    return found
 
 
 def _assigned(method: ast.FunctionDef, parameters: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:

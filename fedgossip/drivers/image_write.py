@@ -106,7 +106,7 @@ class _Writer:
                 return ["number", value.dtype.name, value.item()]
             case np.dtype():
                 return ["dtype", value.name]
-            case int() | bytes() if type(value) in (int, bytes):
+            case int() | bytes() | bytearray() if type(value) in (int, bytes, bytearray):
                 return [type(value).__name__, str(value) if isinstance(value, int) else value.hex()]
             case np.random.Generator():
                 return ["stream", self.ref(dict(value.bit_generator.state))]
@@ -166,7 +166,7 @@ def write_image(objects: Sequence[object], data: object, known: Mapping[str, obj
 
 
 def restored(
-    arrays: Mapping[str, Array], objects: Sequence[object], known: Mapping[str, object]
+    arrays: Mapping[str, Array], objects: Sequence[object], known: Mapping[str, object], begun: Begun | None = None
 ) -> tuple[list[dict[str, Any]], Any]:
     """Return the arguments of `taken`: the attributes of each object, and the data.
 
@@ -175,7 +175,7 @@ def restored(
     try:
         start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
         numbered = {int(name.partition("/")[2]): array for name, array in arrays.items() if name != "table"}
-        reader = Reader(nodes, numbered, Known(known).name_of)
+        reader = Reader(nodes, numbered, Known(known).name_of, begun or BEGUN)
         kind, (*refs, data) = nodes[number_in(start)]
         if kind != "list" or len(refs) != len(objects):
             raise UnfitError(f"a {kind} of {len(refs)}")
@@ -222,7 +222,9 @@ Follows = Callable[[object], str | None]
 contains it.
 """
 
-_BEGUN: Mapping[Hint, tuple[type, ...]] = {
+Begun = Mapping[Hint, tuple[type, ...]]
+
+BEGUN: Begun = {
     ClientPart: (PlainPart,),
     Exchange: (PlainRound,),
     Accumulator: (MeanOf, Kept, KeptApart),
@@ -255,6 +257,7 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
     float: (float, int, np.floating, np.integer),
     str: (str,),
     bytes: (bytes,),
+    bytearray: (bytearray,),
     NoneType: (NoneType,),
     slice: (slice,),
 }
@@ -262,7 +265,7 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
 
 _OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
 
-_ANY = (NoneType, bool, int, float, str, bytes, slice, np.generic, *_OF_NUMPY)
+_ANY = (NoneType, bool, int, float, str, bytes, bytearray, slice, np.generic, *_OF_NUMPY)
 """Types other than objects of fedgossip."""
 
 _MAPPINGS_BY_NAME: dict[str, type[dict[Any, Any]]] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
@@ -273,11 +276,12 @@ _FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 class Reader:
     """Reads each node as the declared type of its place, and like `fresh`, its counterpart in a new run."""
 
-    def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows) -> None:
+    def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows, begun: Begun = BEGUN) -> None:
         self._nodes, self._arrays, self._follows = nodes, arrays, follows
         self._made: dict[int, Any] = {}
+        self._followed: dict[str, object] = {}
         self._read: set[tuple[int, Hint]] = set()  # containers, and the types that they were read as
-        self._stands_for = {protocol: set(kinds) for protocol, kinds in _BEGUN.items()}
+        self._stands_for = {protocol: set(kinds) for protocol, kinds in begun.items()}
 
     def fields_of(self, ref: Any, of: object) -> dict[str, Any]:
         """Return the attributes of `of` from a mapping of them."""
@@ -292,7 +296,8 @@ class Reader:
         follows = self._follows(fresh)
         if node is not None and node[0] in ("known", "function", "method"):
             if follows is None:
-                raise UnfitError(f"{node[1]}, which no image holds")
+                return self._find_followed(node[1], hint)
+            self._followed[follows] = fresh
             return fresh
         if follows is not None:
             raise UnfitError(f"something in the place of {follows}, which the experiment makes")
@@ -309,6 +314,13 @@ class Reader:
                 if number not in self._made:
                     self._made[number] = self._simple(*node)
                 return _checked(self._made[number], hint, fresh)
+
+    def _find_followed(self, name: str, hint: Hint) -> object:
+        """Return a callable for an object made during the run: the one of this name that a part before it has."""
+        found = self._followed.get(name)
+        if found is None or abc.Callable not in map(origin_of, alternatives(hint)):
+            raise UnfitError(f"{name}, which no image holds")
+        return found
 
     def _simple(self, kind: str, *parts: Any) -> Any:
         match kind:
@@ -329,8 +341,8 @@ class Reader:
                 return np.dtype(parts[0])
             case "int":
                 return int(parts[0])
-            case "bytes":
-                return bytes.fromhex(parts[0])
+            case "bytes" | "bytearray":
+                return (bytes if kind == "bytes" else bytearray).fromhex(parts[0])
             case "stream":
                 stream = np.random.Generator(np.random.PCG64())
                 stream.bit_generator.state = self.value(parts[0], dict, NOTHING)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -51,6 +52,7 @@ from fedgossip.core.task import (
     segments_of,
     table_of,
 )
+from fedgossip.drivers.journal_image import HostJournal
 from fedgossip.drivers.participant import (
     FolderCarrier,
     Given,
@@ -66,7 +68,8 @@ from fedgossip.drivers.participant import (
 from fedgossip.net.endpoints import Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
 from fedgossip.net.folder_links import FolderLinks
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.relay_client import RelayAccess, ways_through
@@ -79,7 +82,7 @@ from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import SECONDS, Checkpoints
 from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import Life
-from fedgossip.runs.journal import Journal, check_room
+from fedgossip.runs.journal import ROUNDS_HELD, Journal, check_room
 from fedgossip.runs.peer_files import (
     LifeTotals,
     PeerEnded,
@@ -251,8 +254,8 @@ def _refusals(node: NodeId, reached: RelayAccess) -> Sequence[EventRow]:
 
 
 def _check_journal_fits(folder: Path, plan: Plan, node: NodeId, expected: Expected) -> None:
-    """Raise ConfigError if the disk has no room for all messages of the partners, and for the local ones."""
-    models = plan.experiment.rounds * (1 + len(plan.partners(node)))
+    """Raise ConfigError if the disk has no room for the journal at its longest."""
+    models = min(plan.experiment.rounds, ROUNDS_HELD) * (1 + len(plan.partners(node)))
     check_room(folder, models * expected.payload_bytes)
 
 
@@ -351,7 +354,8 @@ class _PeerLife:
                 ports = replace(ports, first_work=self._first_work)
             if self._journal:
                 assert isinstance(links, FolderLinks)
-                ports = replace(ports, journal=self._journal, resume=links.resume, finish=links.finish)
+                parts = self._journal, links, self._made.recorder, self.plan.externals, self._make
+                ports = replace(ports, journal=HostJournal(*parts, self._not_compacted))
                 if self._carrier:
                     ports = replace(ports, stretch=self._carrier.stretch(self.plan))
                 files.round = max(self._journal.rounds, default=files.round)
@@ -394,7 +398,8 @@ class _PeerLife:
                 self._kept.begin(life.resumed.machine.round, life.resumed.task)
             begun = self.plan.model_in(life.checkpoint) if life.checkpoint else initial
             self.files.started(life.round, begun)
-            machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
+            self._make = partial(self._made.make, initial, life.checkpoint, life.about.incarnation)
+            machine = self._make()
         except Exception as error:
             if isinstance(error, FedgossipError) or not life.resumed:
                 raise
@@ -440,8 +445,13 @@ class _PeerLife:
             self._totals_before.with_life(*self._counted()).write(self.files.folder)
 
     def _not_written(self, round: int, error: OSError) -> None:
-        value = {"reason": type(error).__name__, "text": error.strerror or str(error)}
-        self._event(EventRow(round, self.node, "checkpoint_failed", value))
+        self._report_unwritten(round, type(error).__name__, error.strerror or str(error))
+
+    def _not_compacted(self, error: FedgossipError) -> None:
+        self._report_unwritten(self.files.round, type(error).__name__, str(error))
+
+    def _report_unwritten(self, round: int, reason: str, text: str) -> None:
+        self._event(EventRow(round, self.node, "checkpoint_failed", {"reason": reason, "text": text}))
 
     def _not_traced(self, name: str, text: str) -> None:
         self._event(EventRow(self.files.round, self.node, name, {"text": text}))

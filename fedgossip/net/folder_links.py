@@ -98,6 +98,17 @@ class FolderState(msgspec.Struct):
     """
 
 
+@dataclass
+class SendQueue:
+    """The messages to one partner, which the journal's image holds."""
+
+    waiting: deque[tuple[int, AnyMessage]] = field(default_factory=deque)
+    """Messages that the partner has not acknowledged, by number."""
+    sent: int = 0
+    acknowledged: int = 0
+    bytes_sent: int = 0
+
+
 @dataclass(slots=True)
 class _Pair:
     node: NodeId
@@ -106,12 +117,9 @@ class _Pair:
     assembler: Assembler
     first: bytes
     """The secret of the long-term keys."""
-    waiting: deque[tuple[int, AnyMessage]] = field(default_factory=deque)
-    """Messages that the partner has not acknowledged, by number."""
+    queue: SendQueue = field(default_factory=SendQueue)
     sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes of those in the folder."""
-    sent: int = 0
-    acknowledged: int = 0
+    """Bytes of its messages in the folder."""
     taken: int = 0
     receipted: int = -1
     greeted: bool = False
@@ -131,7 +139,7 @@ class FolderLinks(Wakeable):
         self.node, self.root, self.identity, self._state_path = node, root, identity, state
         self.poll_seconds = poll_seconds
         self.address = f"folder {root}"
-        self.bytes_sent = self.dropped = 0
+        self.dropped = 0
         self.traffic = Traffic()
         self._waker = Waker()
         self._pairs: dict[NodeId, _Pair] = {}
@@ -148,14 +156,23 @@ class FolderLinks(Wakeable):
         return tuple(self._pairs)
 
     @property
+    def queues(self) -> Sequence[SendQueue]:
+        """The messages to each partner, in the order of the partners."""
+        return [pair.queue for pair in self._pairs.values()]
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(queue.bytes_sent for queue in self.queues)
+
+    @property
     def unfetched(self) -> int:
         """Number of messages that partners have not acknowledged."""
-        return sum(pair.sent - pair.acknowledged for pair in self._pairs.values())
+        return sum(len(queue.waiting) for queue in self.queues)
 
     @property
     def idle(self) -> bool:
         """Whether every message is in the folder, or acknowledged."""
-        return all(len(pair.sizes) >= len(pair.waiting) for pair in self._pairs.values())
+        return all(len(pair.sizes) >= len(pair.queue.waiting) for pair in self._pairs.values())
 
     # --- beginning --------------------------------------------------------------------------------------------------
 
@@ -263,13 +280,14 @@ class FolderLinks(Wakeable):
         pair = self._pairs.get(to)
         if pair is None:
             return
-        pair.sent += 1
-        pair.waiting.append((pair.sent, message))
-        self.bytes_sent += packed(message).size
+        queue = pair.queue
+        queue.sent += 1
+        queue.waiting.append((queue.sent, message))
+        queue.bytes_sent += packed(message).size
         self.traffic.queued(to, message.payload_bytes)
         self._due = 0.0
-        if len(pair.waiting) > WAITING:
-            text = f"participant {to} has not fetched the last {len(pair.waiting):,} messages from {self.root}"
+        if len(queue.waiting) > WAITING:
+            text = f"participant {to} has not fetched the last {len(queue.waiting):,} messages from {self.root}"
             raise NetworkError(text, "Does it run, and does its machine see the folder?")
 
     def _push(self, pair: _Pair, events: list[LinkEvent]) -> bool:
@@ -277,7 +295,7 @@ class FolderLinks(Wakeable):
         if not pair.greeted:
             return False
         done = False
-        for number, message in pair.waiting:
+        for number, message in pair.queue.waiting:
             if number in pair.sizes:
                 continue
             waiting = sum(pair.sizes.values())
@@ -305,22 +323,23 @@ class FolderLinks(Wakeable):
 
     def _take_receipt(self, pair: _Pair, events: list[LinkEvent]) -> bool:
         """Remove acknowledged messages, restore disappeared ones; return whether there were any."""
-        if not pair.waiting or not pair.greeted:
+        queue = pair.queue
+        if not queue.waiting or not pair.greeted:
             return False
-        found = [pair.sent if one == END else one for one in pair.reader.receipts()]
-        count = max([pair.acknowledged, *(one for one in found if one <= pair.sent)])
-        done = count > pair.acknowledged
+        found = [queue.sent if one == END else one for one in pair.reader.receipts()]
+        count = max([queue.acknowledged, *(one for one in found if one <= queue.sent)])
+        done = count > queue.acknowledged
         if done:
             pair.writer.drop(1, count)
-            pair.acknowledged = count
-            while pair.waiting and pair.waiting[0][0] <= count:
-                pair.sizes.pop(pair.waiting.popleft()[0], None)
+            queue.acknowledged = count
+            while queue.waiting and queue.waiting[0][0] <= count:
+                pair.sizes.pop(queue.waiting.popleft()[0], None)
             pair.repeated = time.monotonic()
         for number in [number for number in pair.sizes if pair.writer.size(MESSAGE, number) is None]:
             del pair.sizes[number]  # it was removed from outside, and is written again
         if pair.sizes and time.monotonic() - (pair.repeated or time.monotonic()) > REPEAT_SECONDS:
             pair.repeated = time.monotonic()
-            number, message = pair.waiting[0]
+            number, message = queue.waiting[0]
             self._written(pair, MESSAGE, number, content_of(message), events)
         pair.repeated = pair.repeated or time.monotonic()
         if pair.sizes and pair.writer.age(MESSAGE, min(pair.sizes)) > OLD_SECONDS:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 from fedgossip.base.errors import FedgossipError, PeerError
 from fedgossip.base.untrusted_text import line
@@ -52,9 +49,10 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Hello, Invite, Join
 from fedgossip.core.meter import Meter
-from fedgossip.core.records import EventRow, PeerRow, Row, event_row
-from fedgossip.core.task import HeldTask, Job, LocalTask, give_memory, memory_of
+from fedgossip.core.records import EventRow, PeerRow, event_row
+from fedgossip.core.task import HeldTask, LocalTask, give_memory, memory_of
 from fedgossip.net.endpoints import Endpoint, is_web
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
 from fedgossip.net.transport import (
     NOBODY,
@@ -96,58 +94,6 @@ IDLE_MS = 500
 """Maximum wait in milliseconds: signals and the end of the parent are noticed within it."""
 
 
-class EventJournal(Protocol):
-    """A journal; iteration yields the (now_ns, event) of earlier processes, in order."""
-
-    rounds: set[int]
-    """Rounds with written rows."""
-
-    @property
-    def began_ns(self) -> int:
-        """Start of the run, in nanoseconds since 1970."""
-
-    @property
-    def memory(self) -> Mapping[str, npt.NDArray[Any]] | None:
-        """Task's state after the last training."""
-
-    def __iter__(self) -> Iterator[tuple[int, Event]]: ...
-    def write(self, now_ns: int, event: Event, memory: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
-        """Write an event to disk.  Raises NotWrittenError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The host's connections to the outside: the writer of rows, the receivers of vectors, the stop flag."""
-
-    write: Callable[[Row], None]
-    outgoing: Callable[[int, Vector], None]
-    """Called with (round, vector): the outgoing vector of the round with this number at its end."""
-    mixed: Callable[[PeerRow, Vector], float | None]
-    """Called with (row of a round, vector): store the required parts; return the score if this round is evaluated."""
-    stop: Callable[[], bool]
-    """Polled at least every half second: true ends the run early, with a goodbye."""
-    checkpoint: Callable[[Checkpoint], None] = lambda _: None
-    """Store the state to resume from, between two trainings; a durable one is on disk on return."""
-    log: Callable[[Log], None] = lambda _: None
-    """Write a line to the participant's own log; it is on disk when this returns."""
-    witness: Callable[[Witness], None] = lambda _: None
-    """Write a frame to the transcript of its session."""
-    first_work: Callable[[], None] = lambda: None
-    """Called once before the first computation on the node's own data; a FedgossipError from it prevents any."""
-    begin: Callable[[Job], None] = lambda _job: None
-    """Called in the training thread before each training."""
-    measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    """Called with (round, model): return the score of the model after that round."""
-    journal: EventJournal | None = None
-    """Stores each event on disk before the machine handles it; the run continues after its existing events."""
-    resume: Callable[[Mapping[NodeId, int]], None] = lambda _: None
-    """Called first, with the number of messages of each partner in the journal."""
-    stretch: float = 1.0
-    """Factor on all waits of the machine, for links slower than sockets."""
-    finish: Callable[[], None] = lambda: None
-    """Called when the machine has ended: with a journal, no further message of the partners is needed."""
-
-
 class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
@@ -159,8 +105,9 @@ class Host:
         self.result: Vector | None = None
         self.counts: dict[str, int] = {}
         self._refusals = Refusals(self._write_refusal)
-        self._meter = Meter(node)
+        self.meter = Meter(node)
         self._zero = time.monotonic_ns()
+        self._handled_ns = 0
         self._timers: dict[Hashable, int] = {}
         self._due: list[tuple[int, int, Hashable]] = []
         self._sequence = 0
@@ -178,9 +125,11 @@ class Host:
         self._round = 0
         self._counted = 0, 0  # bytes sent in completed rounds: in total, and of vectors
         self._invited_ns: int | None = None  # start of a coordinator's first round
+        self._received: Counter[NodeId] = Counter()  # with a journal: messages of each partner
+        self._witnessed: list[Witness] = []  # with a journal: frames of the open session
         own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
-        self._training = TrainingThread(node, task, self._meter, worker)
+        self._training = TrainingThread(node, task, self.meter, worker)
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -204,9 +153,12 @@ class Host:
             if self._continue() == 0:
                 self.dispatch(Started())
             while self.result is None and not waits:
-                waits = (self._step() and not more()) or self._is_paused()
+                quiet = self._step()
+                if quiet and self.ports.journal:
+                    self.ports.journal.compact(self)
+                waits = (quiet and not more()) or self._is_paused()
             if self.result is not None and self.ports.journal:
-                self.ports.finish()
+                self.ports.journal.finish()
                 self.links.poll(0)
         finally:
             stopped = self.ports.stop()  # read it before a joined loop receives the end, and leaves too
@@ -233,16 +185,17 @@ class Host:
         return TURN_AWAY_SECONDS if self._turned_away else FLUSH_SECONDS
 
     def _continue(self) -> int:
-        """Replay the journal's events and perform their missing effects; return their number."""
-        journal, count = self.ports.journal, 0
+        """Replay the journal's events and perform their missing effects; return 0 without any, and without an image."""
+        journal = self.ports.journal
         if journal is None:
             return 0
-        received: Counter[NodeId] = Counter()
+        count = int(journal.restore(self))
+        for seen in self._witnessed:
+            self.ports.witness(seen)
         owed: dict[Hashable, Effect] = {}
-        last_ns = 0
         for now_ns, event in journal:
-            count, last_ns = count + 1, now_ns
-            self._note_again(event, received, owed)
+            count, self._handled_ns = count + 1, now_ns
+            self._note_again(event, owed)
             try:
                 effects = guarded_handle(self.machine, event, now_ns)
             except PeerError:
@@ -253,19 +206,19 @@ class Host:
                 else:
                     self._perform_again(effect, now_ns)
         # this machine's clock also counts the time without a process; never backwards
-        since_ns = max(last_ns, time.time_ns() - journal.began_ns)
+        since_ns = max(self._handled_ns, time.time_ns() - journal.began_ns)
         self._zero = time.monotonic_ns() - since_ns
         if journal.memory is not None:
             give_memory(self.task, self.node, journal.memory)
-        self.ports.resume(received)
+        journal.resume(self._received)
         for effect in owed.values():
-            self._perform(effect, last_ns, 0)
+            self._perform(effect, self._handled_ns, 0)
         return count
 
-    def _note_again(self, event: Event, received: Counter[NodeId], owed: dict[Hashable, Effect]) -> None:
+    def _note_again(self, event: Event, owed: dict[Hashable, Effect]) -> None:
         match event:
             case Received(sender):
-                received[sender] += 1
+                self._received[sender] += 1
             case PeerJoined(node, life):
                 for group in (self._greeted, self._up, self._joined):
                     group.add(node)
@@ -299,10 +252,12 @@ class Host:
 
     def dispatch(self, event: Event) -> None:
         """Pass one event to the machine and perform its effects."""
-        now_ns = self.clock()  # read once: handled, and recorded, with the same value
+        now_ns = self._handled_ns = self.clock()  # read once: handled, and recorded, with the same value
         if self.ports.journal:
             memory = memory_of(self.task, self.node) if isinstance(event, Trained) else None
             self.ports.journal.write(now_ns, event, memory)
+            if isinstance(event, Received):
+                self._received[event.sender] += 1
         try:
             effects = guarded_handle(self.machine, event, now_ns)
         except PeerError as error:
@@ -377,7 +332,7 @@ class Host:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, message, size) if not isinstance(message, Hello):
-                self._meter.record_received(size, message.payload_bytes)
+                self.meter.record_received(size, message.payload_bytes)
                 self.dispatch(Received(sender, message))
             case ModelBegun(sender, account) if sender in self._greeted:
                 self.dispatch(Received(sender, account))
@@ -482,7 +437,7 @@ class Host:
             case Send(to, message):
                 if isinstance(message, Invite) and self._invited_ns is None:
                     self._invited_ns = now_ns
-                    self._meter.began(now_ns)
+                    self.meter.began(now_ns)
                 self.links.send(to, message)
             case Train() | ChooseRows() | MeasureModel() | Checkpoint(durable=False):
                 self._training.put(effect)
@@ -497,13 +452,20 @@ class Host:
             case Log():
                 self.ports.log(effect)
             case Witness():
-                self.ports.witness(effect)
+                self._witness(effect)
             case Finish(result, failure):
                 self.result = result
                 if failure and not self._fatal:
                     self._fatal = failure.error()
             case _:
                 self._record(effect, now_ns, mixing_ns)
+
+    def _witness(self, seen: Witness) -> None:
+        if self.ports.journal and seen.frame:
+            self._witnessed.append(seen)
+        else:
+            self._witnessed.clear()
+        self.ports.witness(seen)
 
     def _record(self, effect: Reporting, now_ns: int, mixing_ns: int) -> None:
         match effect:
@@ -514,7 +476,7 @@ class Host:
             case Outgoing(round, vector):
                 self.ports.outgoing(round, vector)
             case Aggregated():
-                self._meter.aggregated(effect)
+                self.meter.aggregated(effect)
             case RoundDone(_, model):
                 self._training.put(Evaluate(model, self._row(effect, now_ns, mixing_ns)))
             case LocalWork():
@@ -523,18 +485,16 @@ class Host:
     def _row(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
         self._round = effect.round
         self._account()
-        row = self._meter.done(effect, now_ns, mixing_ns)
+        row = self.meter.done(effect, now_ns, mixing_ns)
         began_ns = self._invited_ns or self._training.began_ns or 0
         row.seconds -= began_ns / 1e9  # people start peers minutes apart
         return row
 
     def _account(self) -> None:
         sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
-        self._meter.record_sent(sent - self._counted[0], payload - self._counted[1])
+        self.meter.record_sent(sent - self._counted[0], payload - self._counted[1])
         self._counted = sent, payload
-        self._meter.carried(
-            (begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.take_spans()
-        )
+        self.meter.carried((begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.take_spans())
 
     def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
         try:
@@ -557,8 +517,12 @@ class Host:
         due_ns = (self.clock() if now_ns is None else now_ns) + after_ns
         heapq.heappush(self._due, (due_ns, self._sequence, key))
         if len(self._due) > 2 * len(self._timers) + REPLACED_MAX:  # a frequent sender replaces a long timer each time
-            self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
-            heapq.heapify(self._due)
+            self.drop_replaced_timers()
+
+    def drop_replaced_timers(self) -> None:
+        """Remove the queue's timers that later ones have replaced."""
+        self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
+        heapq.heapify(self._due)
 
     def _report(self, report: Report) -> None:
         self._count(report.name)

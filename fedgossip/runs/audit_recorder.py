@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedgossip.audit.entries import Owner
+from fedgossip.audit.entries import Facts, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.transcript import Transcript
 from fedgossip.base import owner_files
@@ -43,6 +43,8 @@ class Recorder:
         self._ledger: SpentLedger | None = None
         self._companies: SpentLedger | None = None
         self._again, self._transcribed, self._repeats = 0, set[object](), False
+        self.lines = len(self._log.past)
+        """Number of the participant's lines in the log."""
 
     def repeat(self, logged: int) -> None:
         """Expect the lines after the first `logged` a second time: neither they nor complete transcripts are written
@@ -84,7 +86,7 @@ class Recorder:
             self._ledger.add(facts)
         if line.kind == CONSENT and self._companies and "company" in facts:
             self._companies.note_company(str(facts["layout"]), str(facts["company"]), self.first)
-        self._log.append(line.kind, facts)
+        self._append(line.kind, facts)
 
     def witness(self, seen: Witness) -> None:
         if self._roster is None:
@@ -116,7 +118,11 @@ class Recorder:
         if self._open and self._open[0] == session:
             digest = self._open[1].close(outcome)
             self._open = None
-            self._log.append(TRANSCRIPT, {"session": session, "outcome": outcome, "sha256": digest.hex()})
+            self._append(TRANSCRIPT, {"session": session, "outcome": outcome, "sha256": digest.hex()})
+
+    def _append(self, kind: str, facts: Facts) -> None:
+        self._log.append(kind, facts)
+        self.lines += 1
 
     def __enter__(self) -> Recorder:
         return self

@@ -83,7 +83,7 @@ class SecAggClient:
             self.me, d, sid0, self.roster, self.policy, d.neighbours(sid0)[self.me], self._sign, self._entropy,
             self.past,
         )  # fmt: skip
-        session.seen[frames.SessionInvite] = hashlib.sha256(invite).digest()
+        session.seen[frames.name_of(frames.SessionInvite)] = hashlib.sha256(invite).digest()
         if own:
             return Advertised(session, own, b"")
         own = fresh_keys(sid0, d, d.round, self.me, self._sign, self._entropy)
@@ -107,7 +107,8 @@ class _Session:
     sign: Sign
     entropy: Entropy
     past: Past
-    seen: dict[type[frames.Frame], bytes] = field(default_factory=dict)
+    seen: dict[str, bytes] = field(default_factory=dict)
+    """The hash of the frame of each kind."""
 
     @property
     def group(self) -> frozenset[int]:
@@ -128,7 +129,7 @@ class _Step(Generic[Held]):
     def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
         self._session, self._held, self.frame = session, held, frame
         self._used = False
-        self._checked: tuple[bytes, frames.Frame] | None = None
+        self._checked: tuple[bytes, frames.Downward] | None = None
 
     @property
     def descriptor(self) -> Descriptor:
@@ -154,11 +155,11 @@ class _Step(Generic[Held]):
             raise frames.refused(frames.COORDINATOR, f"{message!r} of another session, or for another client")
         name = hashlib.sha256(frame).digest()
         if not isinstance(message, kind):
-            if s.seen.get(type(message), name) != name:
+            if s.seen.get(frames.name_of(type(message)), name) != name:
                 reason = Reason.INCONSISTENT_U3 if isinstance(message, frames.Survivors) else Reason.TWICE
                 raise self.abandon(reason, f"a second, different {message!r}")
             raise frames.refused(frames.COORDINATOR, f"{message!r} where a {frames.name_of(kind)} is due")
-        s.seen[kind] = name
+        s.seen[frames.name_of(kind)] = name
         return message
 
     @contextmanager

@@ -60,7 +60,7 @@ class SecretRows:
 
     def __init__(self, clients: Iterable[int], rows: Iterable[bytes]) -> None:
         self.clients = tuple(clients)
-        self._all = Secret(b"".join(rows))
+        self._all: Secret = Secret(b"".join(rows))
 
     def read(self) -> dict[int, bytes]:
         """Return the key of each client.  Raises ValueError once they are erased."""
@@ -81,7 +81,7 @@ class SharePairs:
     def __init__(self, owners: Iterable[int], pairs: Iterable[bytes]) -> None:
         """`pairs`: for each owner the share of the mask key and that of b, concatenated."""
         self.owners = tuple(owners)
-        self._pairs = Secret(b"".join(pairs))
+        self._pairs: Secret = Secret(b"".join(pairs))
 
     def give(self, alive: Set[int]) -> tuple[tuple[int, bool, bytes], ...]:
         """Return (owner, whether alive, share of its b if so, else of its mask key), ascending, and erase all.

@@ -228,7 +228,7 @@ class Distributing(Collecting[dict[int, bytes]]):
     def __init__(self, session: Session, sid0: bytes, h1: bytes) -> None:
         super().__init__(session, frozenset(session.keys))
         self._sid0, self._h1 = sid0, h1
-        self._all = tuple(session.keys.values())
+        self._all: tuple[frames.Keys, ...] = tuple(session.keys.values())
 
     def frame_for(self, client: int) -> bytes:
         s = self.session

@@ -34,7 +34,8 @@ from fedgossip.faults import FaultScript
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.faulty import Faults, SlowTask
-from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
+from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import CAUSES_WRITTEN, Arrived, LinkDown, LinkUp, Refusals, Rejected

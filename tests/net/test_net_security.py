@@ -25,7 +25,8 @@ from fedgossip.core.records import EventRow, Row
 from fedgossip.core.wire import CHUNK_BYTES, Assembler, FrameError
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.links.partner_link import HANG_UPS, Greeting

@@ -16,7 +16,8 @@ from fedgossip.core.records import Row
 from fedgossip.drivers.participant import transport_of
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import signed
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.hub.server import TierLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Arrived, LinkUp, Transport

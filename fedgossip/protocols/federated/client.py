@@ -101,7 +101,7 @@ class Securely:
             self._look(invite, last)
 
         ahead: Ahead | None = last.ahead if last else None
-        return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead, look)
+        return SecurePart(self.party, coordinator, invite, self.chances, ahead, look)
 
     def _look(self, invite: Invite, last: SecurePart | None) -> None:
         """Check the request, and record it.  Raises RoundAbandoned."""

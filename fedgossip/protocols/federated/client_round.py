@@ -195,11 +195,11 @@ class SecurePart:
         party: SecAggClient,
         coordinator: NodeId,
         invite: Invite,
-        chances: Chances,
+        chances: Callable[[int], Chances],
         ahead: Ahead | None,
-        look: Callable[[], None] = lambda: None,
+        look: Callable[[], None] | None = None,
     ) -> None:
-        """`look`: checks the request; raises RoundAbandoned."""
+        """`chances`: random streams of a round.  `look`: checks the request; raises RoundAbandoned."""
         self.party, self.coordinator, self.invite, self.chances = party, coordinator, invite, chances
         self.ahead = ahead
         """The keys for the next session, after the masked vector."""
@@ -216,7 +216,9 @@ class SecurePart:
 
     def begin(self) -> list[Effect]:
         try:
-            self._look()
+            if look := self._look:
+                self._look = None  # it holds the part before this one
+                look()
             step = self.party.join(self.invite.frame, bytes.fromhex(digest(self.invite.vectors)), self.ahead)
             if step.descriptor.round != self.invite.session:  # the session's name in the log
                 raise step.abandon(Reason.REPLAY, f"session {step.descriptor.round} as session {self.invite.session}")
@@ -246,7 +248,7 @@ class SecurePart:
             return self.again() if message.frame == self._answered[-1] else []
         due = _DUE[type(self._step)]
         if message.stage > due:
-            self._early[min(message.stage, Stage.RESULT)] = message.frame
+            self._early[int(min(message.stage, Stage.RESULT))] = message.frame
             return []
         try:
             effects = self._take(message.frame)
@@ -319,11 +321,11 @@ class SecurePart:
         if not (isinstance(step, Shared) and work and self._delivery):
             return []
         d = step.descriptor
-        quantised = work.integers(self.party.policy.numbers(d), self.chances, d.dp)
+        quantised = work.integers(self.party.policy.numbers(d), self.chances(self.invite.round), d.dp)
         masked = step.mask(self._delivery, quantised)
         self._step, self._delivery, self._work = self._next(masked, self._delivery), b"", None
         self.ahead = masked.ahead
-        message = MaskedInput(self.invite.session, Stage.MASKED, masked.frame, self.invite.schema, (masked.words,))
+        message = MaskedInput(self.invite.session, int(Stage.MASKED), masked.frame, self.invite.schema, (masked.words,))
         facts = _Facts(vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex())
         return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._send([message])]
 
@@ -333,7 +335,7 @@ class SecurePart:
         return [self._log(kind, stage, frame, **facts), *self._send([self._secured(stage, frame)])]
 
     def _secured(self, stage: Stage, frame: bytes) -> Secured:
-        return Secured(self.invite.session, stage, frame)
+        return Secured(self.invite.session, int(stage), frame)
 
     def _send(self, messages: Sequence[Message]) -> list[Effect]:
         self._said = [Send(self.coordinator, message) for message in messages]

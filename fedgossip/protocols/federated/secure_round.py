@@ -29,7 +29,7 @@ from fedgossip.core.messages import Invite, MaskedInput, Message, Refusal, Secur
 from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum, SumReading
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
-from fedgossip.secure.encoding import NO_NOISE, NoiseRule, RingEncoding
+from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
 
@@ -138,7 +138,8 @@ class SecureRound:
         ahead: Mapping[NodeId, frames.Keys],
     ) -> None:
         self.summing, self.round, self.session, self.draw, self.invite = summing, round, session, draw, invite
-        self.counted_before, self._previous, self._keys = counted_before, previous, dict(ahead)
+        self.counted_before, self._previous = counted_before, previous
+        self._keys: dict[NodeId, frames.Keys] = dict(ahead)
         self.here = {node for node in draw.invited if node in here}
         if summing.members is not None:
             self.here &= summing.members
@@ -149,10 +150,10 @@ class SecureRound:
         self.ahead: dict[NodeId, frames.Keys] = {}
         """The keys for the next session, sent with the masked vectors; their `previous` is `sid`."""
         self._step: _Step | None = None
-        self._stage = Stage.KEYS
+        self._stage: Stage = Stage.KEYS
         self._facts: dict[str, object] = {}
-        self._fixed = summing.fixed
-        self._noise = summing.terms.rule.compute_noise(self._fixed) if summing.terms.rule else NO_NOISE
+        self._fixed: RingEncoding = summing.fixed
+        self._noise: Noise = summing.terms.rule.compute_noise(self._fixed) if summing.terms.rule else NO_NOISE
 
     @property
     def phase(self) -> str:
@@ -221,7 +222,7 @@ class SecureRound:
         return Invite(self.round, self.invite.schema, self.invite.vectors, counted, self.session, frame)
 
     def _secured(self, _: NodeId, frame: bytes) -> Secured:
-        return Secured(self.session, self._stage, frame)
+        return Secured(self.session, int(self._stage), frame)
 
     def _advance(self) -> list[Effect]:
         """Close every stage without an awaited client, and send the next stage's frames."""

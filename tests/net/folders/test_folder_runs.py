@@ -11,17 +11,25 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from folder_kit import PLANTED, FolderRun, Synchroniser, federated, gossip, learned, plant, tiers
 from spying import spying
 
+from fedgossip.audit.verify import verify_log
+from fedgossip.audit.verify_round import verify_transcripts
+from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
+from fedgossip.core.machine import Event
 from fedgossip.core.records import EventRow
-from fedgossip.core.run_format import JOURNAL
+from fedgossip.core.run_format import AUDIT_LOG, JOURNAL, TRANSCRIPTS
 from fedgossip.drivers.participant import check_journalled
 from fedgossip.experiment import checked
 from fedgossip.net import folder_links, pair_folder
+from fedgossip.net.endpoints import roster_of
 from fedgossip.plans import compose
+from fedgossip.runs import journal
+from fedgossip.runs.journal import ROUNDS_HELD, Journal
 
 
 @pytest.fixture
@@ -31,6 +39,12 @@ def place() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="fedgossip folder ü ", dir=memory if memory.is_dir() else None))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def images_at_every_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the events by an image whenever they are longer, as in long runs."""
+    monkeypatch.setattr(journal, "GROWN_BYTES", 1)
 
 
 pytestmark = pytest.mark.sockets
@@ -62,8 +76,20 @@ def check_ended(run: FolderRun, rounds: int) -> None:
         run.step(node)
     for node in range(run.plan.n):
         run.step(node)
-        assert not (run.own(node) / JOURNAL).exists()
+        assert not list(run.own(node).glob(f"{JOURNAL}*"))
     assert not list(run.shared(0).rglob("0*.fgm"))
+    for node in range(run.plan.n):
+        check_audited(run, node)
+
+
+def check_audited(run: FolderRun, node: int) -> None:
+    """The log and the transcripts of a participant, if it has any, were written once and are whole."""
+    own, key = run.own(node), bytes.fromhex(run.identities[node].verify)
+    rounds = verify_transcripts(own / TRANSCRIPTS, roster_of(run.endpoints).first(run.plan.n - 1), key)
+    logs = [verify_log(own / AUDIT_LOG, key)] if (own / AUDIT_LOG).exists() else []
+    assert [line for one in (*logs, *rounds) for line in one.worded()] == []
+    if run.plan.masks and node == run.plan.roles.leader and "tiers" not in run.content["coordinator"]:
+        assert len(rounds) == run.plan.experiment.rounds
 
 
 @pytest.mark.parametrize(
@@ -207,11 +233,10 @@ def test_a_full_or_read_only_folder_is_reported_and_work_goes_on_with_room(
 def test_a_disk_that_cannot_hold_the_journal_is_refused_before_the_run(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 rounds with two neighbours: 120 models, and some hundred bytes with each of them."""
-    measured = 40 * 3 * 4 * 1000
+    measured = ROUNDS_HELD * 3 * 4 * 1000
     usage = shutil.disk_usage(place)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=measured - 1))
-    with pytest.raises(ConfigError, match=r"the journal grows to about 0\.00048 GB .* 0\.00048 GB are free"):
+    with pytest.raises(ConfigError, match=r"the journal grows to about 9\.6e-05 GB .* 9\.6e-05 GB are free"):
         FolderRun(place, gossip(4, 40, dim=1000)).step(0)
     assert not list(place.glob("shared/*"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=measured))
@@ -256,6 +281,92 @@ def test_an_old_copy_of_a_journal_is_refused_before_it_contradicts_what_was_sent
         run.step(0)
     assert sorted(run.shared(0).rglob("*.fgm")) == files
     (run.own(0) / JOURNAL).write_bytes(new)
+    run.over()
+    check_ended(run, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [federated(3, 16, secure=False), gossip(3, 16), pytest.param(federated(3, 16), marks=pytest.mark.long)],
+    ids=["plain sums", "ring", "secure sums"],
+)
+def test_the_work_of_a_step_does_not_grow_with_the_rounds(
+    content: dict[str, object], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the events that a step handles again: all earlier ones, if none were replaced."""
+    again: list[list[int]] = []
+    events = Journal.__iter__
+
+    def counted(self: Journal) -> Iterator[tuple[int, Event]]:
+        again.append([run.rounds(0)[-1] if run.rounds(0) else 0, 0])
+        for one in events(self):
+            again[-1][1] += 1
+            yield one
+
+    monkeypatch.setattr(Journal, "__iter__", counted)
+    run = FolderRun(place, content)
+    run.over()
+    first, second = (max(count for round, count in again if (round > 8) == half) for half in (False, True))
+    assert second < 1.3 * first, (first, second)
+    assert run.digest() == run.simulated()
+
+
+@pytest.mark.parametrize(
+    ("content", "node"),
+    [(gossip(3, 3), 0), pytest.param(federated(3, 3), 0, marks=pytest.mark.long),
+     pytest.param(federated(3, 3, secure=False), 3, marks=pytest.mark.long)],
+    ids=["ring", "client", "coordinator"],
+)  # fmt: skip
+def test_a_kill_at_every_write_of_an_image_leaves_the_old_journal_or_the_new(
+    content: dict[str, object], node: int, place: Path
+) -> None:
+    (place / "run").mkdir()
+    run = FolderRun(place / "run", content)
+    others = [one for one in range(run.plan.n) if one != node]
+    for turn in range(20):
+        for one in others:
+            run.step(one)
+        if run.copied(place / f"after {turn}").killed_step(node, 1, "replace") is not None:
+            break
+        run.step(node)
+    kills = 0
+    for at in range(1, 100):
+        copy = run.copied(place / f"killed at {at}")
+        if copy.killed_step(node, at, "replace") is None:
+            break
+        kills += 1
+        copy.over()
+        check_ended(copy, 3)
+    assert kills > 8
+
+
+def test_a_process_that_waited_for_a_replaced_journal_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Journal(tmp_path / JOURNAL, "experiment", "schema")
+    late = os.open(first.path, os.O_RDWR)
+    first.replace({"table": np.zeros((2, 3), np.uint8)}, 0)
+    monkeypatch.setattr(owner_files, "opened_to_lock", lambda _: late)
+    with pytest.raises(ResumeError, match="another process continues this run"):
+        Journal(first.path, "experiment", "schema")
+    monkeypatch.undo()
+    first.close()
+    with Journal(first.path, "experiment", "schema") as again:
+        assert again.image is not None and again.image["table"].shape == (2, 3) and list(again) == []
+
+
+def test_an_image_without_room_leaves_the_journal_as_it_was(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FolderRun(place, gossip(3, 3))
+
+    def full(*_: object) -> None:
+        raise NotWrittenError(Path(JOURNAL), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "replace", full)
+        for node in (0, 1, 2, 0):
+            run.step(node)
+    failed = [row.value for row in run.rows(0) if isinstance(row, EventRow) and row.name == "checkpoint_failed"]
+    assert {one["reason"] for one in failed} == {"NotWrittenError"}
     run.over()
     check_ended(run, 3)
 

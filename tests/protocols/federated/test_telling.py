@@ -119,7 +119,7 @@ def answer(client: Client, told: Trained, **other: float) -> dict[str, object]:
         return {name: value for name, value in fields.items() if name != "vectors"}
     assert isinstance(client.part, SecurePart)
     fixed = client.part.party.policy.fixed
-    values = integers(fixed, work[0], client.part.chances, NO_NOISE).values[fixed.length :]
+    values = integers(fixed, work[0], client.part.chances(client.part.invite.round), NO_NOISE).values[fixed.length :]
     names = ["examples", fixed.tells, "count", *(name for name, _ in fixed.metrics)]
     # metrics are told times the weight: the sum gives their mean
     weight = int(values[0])

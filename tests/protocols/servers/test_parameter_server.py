@@ -37,7 +37,8 @@ from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.core.task import Job, Update
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoints
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import Host
+from fedgossip.net.host_ports import Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.plans import compose
