@@ -188,7 +188,7 @@ def test_a_class_that_only_the_test_set_has_is_stated(tmp_path):
     test = table(tmp_path, "a,y\n1,benign\n2,malignant\n3,mailgnant\n", "test.csv")
     train = table(tmp_path, "a,y\n" + "1,benign\n2,malignant\n" * 6)
     data = {"source": f"{train}?label=y", "test": f"{test}?label=y", "partition": {"kind": "iid"}}
-    content = {"topology": {"graph": "ring", "n": 2}, "rounds": 1, "data": data}
+    content = {"topology": {"graph": "ring", "n": 2}, "rounds": 1, "data": data, "train": {"device": "cpu"}}
     _, shares = task_of(load_experiment(content), 2)
     assert shares.notes == ("classes of the test set without a training example: mailgnant (1 of 3 tested)",)
 
