@@ -19,7 +19,7 @@ def together(function, encoding, experiment):
     def take_part(site):
         client = SumClient(keys[site], cards, sign_card(boss), encoding, task="ward", entropy=os.urandom)
         send, receive = lambda frame: replies.put((site, frame)), lambda: inboxes[site].get(timeout=60)
-        with given_sums.SecureSums(client, send, receive) as sums:
+        with given_sums.FramedSums(client, send, receive) as sums:
             return function(experiment, site, sums)
 
     with ThreadPoolExecutor(5) as threads:

@@ -296,7 +296,7 @@ class Reader:
         follows = self._follows(fresh)
         if node is not None and node[0] in ("known", "function", "method"):
             if follows is None:
-                return self._find_followed(node[1], hint)
+                return self._find_followed(node[1], hint, fresh)
             self._followed[follows] = fresh
             return fresh
         if follows is not None:
@@ -315,10 +315,10 @@ class Reader:
                     self._made[number] = self._simple(*node)
                 return _checked(self._made[number], hint, fresh)
 
-    def _find_followed(self, name: str, hint: Hint) -> object:
+    def _find_followed(self, name: str, hint: Hint, fresh: object) -> object:
         """Return a callable for an object made during the run: the one of this name that a part before it has."""
-        found = self._followed.get(name)
-        if found is None or abc.Callable not in map(origin_of, alternatives(hint)):
+        found = self._followed.get(name) if fresh is NOTHING else None
+        if not callable(found) or abc.Callable not in map(origin_of, alternatives(hint)):
             raise UnfitError(f"{name}, which no image holds")
         return found
 

@@ -117,7 +117,7 @@ def test_a_round_that_nobody_has_masked_in_may_be_led_again() -> None:
 
 def withheld(message: Message) -> Message:
     """Return it, but for the result of a sum, which the coordinator keeps for itself."""
-    late = isinstance(message, Secured) and message.stage is Stage.RESULT
+    late = isinstance(message, Secured) and message.stage == Stage.RESULT
     return replace(message, frame=b"none") if late else message
 
 

@@ -147,7 +147,7 @@ def test_a_site_takes_no_sum_that_the_coordinator_has_not_signed() -> None:
 
     def take_part(site: int) -> list[Sequence[int]]:
         client = SumClient(keys[site], cards, sign_card(boss), encoding, task="t", entropy=os.urandom)
-        with given_sums.SecureSums(
+        with given_sums.FramedSums(
             client, lambda frame: replies.put((site, frame)), lambda: inboxes[site].get(timeout=30)
         ) as sums:
             return [sums.sum([site, 1 << 100]), sums.sum([-site, 0])]

@@ -5,7 +5,7 @@
     encoding = encoding_of_fit(experiment)
     result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
 
-`SecureSums` and `serve_sums` make the sums by `fedgossip.secure`, over two functions that send and receive bytes.
+`FramedSums` and `serve_sums` make the sums by `fedgossip.secure`, over two functions that send and receive bytes.
 
 Each round calls `sum` once with this site's whole numbers; all sites compute the same result, and check each state
 (`SumsTask.check`).  The caller is responsible for approvals and ledgers.
@@ -45,7 +45,7 @@ class GivenSums(Protocol):
         ...
 
 
-class SecureSums:
+class FramedSums:
     """The sums at one site, by secure sums: its coordinator runs `serve_sums`, which ends where a site leaves `with`.
 
     `send(frame)` and `receive()` exchange frames with the coordinator; `receive` raises at its deadline.
@@ -55,7 +55,7 @@ class SecureSums:
         self._client, self._send, self._receive = client, send, receive
         self._rounds = count(1)
 
-    def __enter__(self) -> SecureSums:
+    def __enter__(self) -> FramedSums:
         return self
 
     def __exit__(self, *_: object) -> None:

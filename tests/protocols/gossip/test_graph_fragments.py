@@ -218,7 +218,7 @@ def test_what_is_late_counts_in_its_own_fragment_alone() -> None:
     ("options", "words"),
     [
         ({"fragments": 0}, "fragments = 0"),
-        ({"fragments": 2.5}, "fragments = 2.5"),
+        ({"fragments": 2.5}, "fragments is 2.5"),
         ({"fragments": 4, "codec": "sign"}, "a whole model"),
         ({"fragments": 50}, "fragments = 50 in 40 rounds"),
     ],
