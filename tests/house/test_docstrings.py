@@ -70,3 +70,9 @@ def test_what_is_exported_says_what_it_is(name: str) -> None:
 def test_docstrings_of_a_room_are_plain_english(room: str) -> None:
     """At most 6 markers of the dialect per 1 000 words; they were 14 before, and are 2 in comparable packages."""
     assert house.dialect(house.docstrings(path for path in rooms.FILES if rooms.room(path) == room)) <= 6
+
+
+@pytest.mark.parametrize("page", [rooms.DESIGN.parent.parent / "README.md", *sorted(rooms.DESIGN.parent.rglob("*.md"))])
+def test_a_page_is_plain_english(page: Path) -> None:
+    """As above; pages had 22 markers per 1 000 words."""
+    assert house.dialect(house.prose(page)) <= 6
