@@ -21,6 +21,7 @@ a restart costs the round.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -50,6 +51,8 @@ from fedgossip.secure.session import (
 from fedgossip.secure.session_history import Past
 
 KEY_BYTES, CARD_BYTES = 32, 96
+FRAMES_MAX = 100
+"""Maximum number of frames from one sender in a stage, or in a client's round; lost ones are sent again a few times."""
 WORD_BYTES = RING_BITS // 8
 
 _ClientStep = Advertised | Shared | VectorMasked | Consented | Revealed
@@ -207,13 +210,15 @@ class SumClient:
     def take_part(self, send: Callable[[bytes], object], receive: Callable[[], bytes], model: bytes = b"") -> None:
         """Reply to frames until the end of the round; those that change nothing are skipped.
 
-        `send` may store `state` first; `receive` raises at its deadline.  Raises as `answer`, but no ProtocolError.
+        `send` may store `state` first; `receive` raises at its deadline.  Raises as `answer`, ProtocolError only after
+        FRAMES_MAX frames.
         """
-        while True:
+        for _ in range(FRAMES_MAX):
             with suppress(ProtocolError):
                 if (reply := self.answer(receive(), model)) is None:
                     return
                 send(reply)
+        raise ProtocolError(f"{FRAMES_MAX} frames, and no end of the round", "Who else writes to this transport?")
 
     def _open(self, frame: bytes, model: bytes, seed: bytes) -> bytes:
         """Join a session; an accepted one ends the one in progress."""
@@ -366,16 +371,23 @@ class SumServer:
         """Return the sum of a whole round; frames that change nothing are skipped.
 
         `receive` returns a client's number and reply, or None at the deadline of a stage.  Raises as `begin` and
-        `take`, but no ProtocolError.
+        `take`, ProtocolError only after FRAMES_MAX frames of one client: they would hold off the deadline.
         """
         due = self.begin(round, clients, model)
         while due:
             for client, frame in due.items():
                 send(client, frame)
-            due = {}
+            due, received = {}, Counter[int]()
             while self.waiting and not due:
+                if (reply := receive()) is None:
+                    due = self.close()
+                    continue
+                received[client := reply[0]] += 1
+                if received[client] > FRAMES_MAX:
+                    text = f"client {client}: more than {FRAMES_MAX} frames in a stage"
+                    raise ProtocolError(text, "Begin the next round without it.", peer=client)
                 with suppress(ProtocolError):
-                    due = self.close() if (reply := receive()) is None else self.take(*reply)
+                    due = self.take(*reply)
         return self.result
 
     def take(self, client: int, frame: bytes) -> dict[int, bytes]:

@@ -155,6 +155,16 @@ def test_a_whole_round_skips_frames_that_change_nothing(absent: int | None) -> N
     assert np.abs(result.sum - np.array([1.0, 2.0, 3.0]) * len(first)).max() <= FLOATS.error(len(first))
 
 
+@pytest.mark.timeout(60)
+def test_a_sender_of_frames_without_end_holds_off_no_deadline() -> None:
+    with pytest.raises(ProtocolError, match="client 2: more than 100 frames in a stage"):
+        server_of().collect(1, range(5), lambda *_: None, lambda: (2, b"junk"))
+    client = client_of(0)
+    client.give(1, [1.0, 2.0, 3.0])
+    with pytest.raises(ProtocolError, match="100 frames, and no end of the round"):
+        client.take_part(lambda _: None, lambda: b"junk")
+
+
 def test_weights_and_metrics_are_in_the_sum() -> None:
     encoding = Encoding(length=2, bound=8.0, weight_max=50, metrics={"loss": 10.0})
     crew = Crew(encoding)

@@ -16,7 +16,7 @@ from commands import typed
 from fit_sites import QUERY, SITES, SOURCE, TIMES, own_tables, patients
 
 from fedgossip import load_experiment
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.experiment import Experiment
 from fedgossip.secure import ExactEncoding, RoundAbandoned, SumClient, SumServer, sign_card
@@ -133,6 +133,16 @@ def test_a_site_that_is_none_and_a_table_that_does_not_fit_are_refused(folder: P
         )
         with pytest.raises(ConfigError, match="with a budget, over given sums"):
             given_sums.agree_by_sums(load_experiment(folder / "glm.toml", budget), 1, PlainSums())  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(60)
+def test_a_site_waits_for_no_sum_among_frames_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SumClient, "take_part", lambda *_: None)
+    encoding, key = ExactEncoding((9,)), bytes([1]) * 32
+    cards = [sign_card(bytes([site + 1]) * 32) for site in range(SITES)]
+    client = SumClient(key, cards, sign_card(bytes(32)), encoding, task="t", entropy=os.urandom)
+    with pytest.raises(ProtocolError, match="100 frames, and none is the signed sum"):
+        given_sums.FramedSums(client, lambda _: None, lambda: b"junk").sum([1])
 
 
 def test_a_site_takes_no_sum_that_the_coordinator_has_not_signed() -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, is_over
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
@@ -34,6 +34,7 @@ from fedgossip.secure import ExactEncoding, Reason, RoundAbandoned, SumClient, S
 from fedgossip.secure.encoding import ExactSums, integers_of, words_in, words_of
 from fedgossip.secure.fixed_point import Words, little
 from fedgossip.secure.session_history import AskedBefore
+from fedgossip.secure.sums import FRAMES_MAX
 from fedgossip.sites.plans.fits import agreed_from, planned_fit, statistics_plan, statistics_task
 
 
@@ -65,9 +66,10 @@ class FramedSums:
         """Return the sum that the coordinator signed.  Raises as `SumClient.take_part`."""
         self._client.give(next(self._rounds), numbers)
         self._client.take_part(self._send, self._receive)
-        while hashlib.sha256(words := self._receive()).digest() != self._client.sum_digest:
-            pass
-        return integers_of(np.frombuffer(words, "<u4"), self._client.encoding.ring.ring_bits)[:-1]
+        for _ in range(FRAMES_MAX):  # repeated frames of the round may come first
+            if hashlib.sha256(words := self._receive()).digest() == self._client.sum_digest:
+                return integers_of(np.frombuffer(words, "<u4"), self._client.encoding.ring.ring_bits)[:-1]
+        raise ProtocolError(f"{FRAMES_MAX} frames, and none is the signed sum", "Who else writes to this transport?")
 
 
 _END = b""
