@@ -419,31 +419,29 @@ def test_counts_of_other_libraries_are_counts() -> None:
     assert simulated(loop).summary["status"] == "finished"
 
 
-@pytest.mark.parametrize(("weighting", "refused"), [("examples", True), ("clients", False)])
-def test_a_round_without_examples_is_refused_where_examples_are_weights(weighting: str, refused: bool) -> None:
+def counting(first: int, others: int) -> Callable[[], None]:
+    """Return a loop of four steps with these numbers of examples, at participant 0 and at the others."""
+
     def loop() -> None:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         with fedgossip.join(model, optimizer) as peer:
             for _ in range(4):
                 stepped("step", model, optimizer)
-                peer.step(examples=0 if peer.node else 8)
+                peer.step(examples=others if peer.node else first)
 
+    return loop
+
+
+@pytest.mark.parametrize(("weighting", "refused"), [("examples", True), ("clients", False)])
+def test_a_round_without_examples_is_refused_where_examples_are_weights(weighting: str, refused: bool) -> None:
     with pytest.raises(ConfigError, match="node 1, round 0: 0 examples") if refused else contextlib.nullcontext():
-        simulated(loop, weighting)
+        simulated(counting(8, 0), weighting)
 
 
 def test_more_examples_than_a_secure_sum_counts_are_refused_by_the_key() -> None:
-    def loop() -> None:
-        model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        with fedgossip.join(model, optimizer) as peer:
-            for _ in range(4):
-                stepped("step", model, optimizer)
-                peer.step(examples=60)
-
     with pytest.raises(ConfigError, match="120 examples, and a secure sum counts at most 100") as caught:
-        simulated(loop, weight_max=100)
+        simulated(counting(60, 60), weight_max=100)
     assert "coordinator.secure.weight_max" in caught.value.advice
 
 
