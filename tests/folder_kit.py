@@ -43,6 +43,12 @@ def gossip(peers: int = 4, rounds: int = 4, *, dim: int = 3) -> dict[str, Any]:
     }
 
 
+def asynchronous(peers: int = 3, rounds: int = 2, method: str = "dsgd") -> dict[str, Any]:
+    """Peers that only average: no bits are promised, but their mean is."""
+    algorithm = {"name": method, "mode": "async"}
+    return gossip(peers, rounds) | {"task": {"kind": "averaging", "dim": 3}, "algorithm": algorithm}
+
+
 def tiers(*sizes: int, rounds: int = 2) -> dict[str, Any]:
     """A run whose coordinators have so many participants of the tier below; one of two has no secure sum."""
     content = federated(math.prod(sizes), rounds)

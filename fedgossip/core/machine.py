@@ -219,6 +219,8 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
     key: Hashable
     after_ns: int
+    stretched: bool = True
+    """Whether links slower than sockets lengthen the delay; False: a delay of measured times, which contain them."""
 
 
 @dataclass(frozen=True, slots=True)

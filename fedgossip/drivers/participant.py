@@ -107,14 +107,14 @@ def check_journalled(plan: Plan) -> None:
     what = ""
     if not isinstance(e, FederatedExperiment | GossipExperiment):
         what = f"a run of [{e.kind}]"
-    elif isinstance(e, GossipExperiment) and (plan.masks or e.algorithm.mode != "sync"):
-        what = "private gossip" if plan.masks else "asynchronous gossip"
+    elif isinstance(e, GossipExperiment) and plan.masks:
+        what = "private gossip"
     elif any(plan.spends(node) for node in range(plan.n)):
         what = "a run with a privacy budget"
     elif e.loops:
         what = "a training loop of one's own"
     if what:
-        advice = "Federated runs, also with secure sums and in tiers, fits, and synchronous gossip go over a folder."
+        advice = "Federated runs, also with secure sums and in tiers, fits, and gossip go over a folder."
         raise ConfigError(f"{what} does not go over a folder", advice)
 
 

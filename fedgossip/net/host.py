@@ -237,8 +237,8 @@ class Host:
     def _perform_again(self, effect: Effect, now_ns: int) -> None:
         """Perform an effect that an earlier process may have performed, so that it happens once."""
         match effect:
-            case SetTimer(key, after_ns):
-                self._set_timer(key, self._stretched(after_ns), now_ns)
+            case SetTimer(key):
+                self._set_timer(key, self._delay_ns(effect), now_ns)
             case Report(name):
                 self._count(name)
             case Refused():
@@ -441,8 +441,8 @@ class Host:
                 self.links.send(to, message)
             case Train() | ChooseRows() | MeasureModel() | Checkpoint(durable=False):
                 self._training.put(effect)
-            case SetTimer(key, after_ns):
-                self._set_timer(key, self._stretched(after_ns))
+            case SetTimer(key):
+                self._set_timer(key, self._delay_ns(effect))
             case Meet(node, address, key):
                 self._meet(node, Endpoint(address, key))
             case Part(node):
@@ -508,8 +508,9 @@ class Host:
             of.discard(node)
         self._timers.pop(("grace", node), None)
 
-    def _stretched(self, after_ns: int) -> int:
-        return after_ns if self.ports.stretch == 1.0 else int(after_ns * self.ports.stretch)
+    def _delay_ns(self, timer: SetTimer) -> int:
+        exact = self.ports.stretch == 1.0 or not timer.stretched
+        return timer.after_ns if exact else int(timer.after_ns * self.ports.stretch)
 
     def _set_timer(self, key: Hashable, after_ns: int, now_ns: int | None = None) -> None:
         self._sequence += 1

@@ -217,11 +217,6 @@ def together(machines: Sequence[Path], what: str, command: Sequence[str], result
              "folder:gone", "--out", "o"],
             "gone: no such folder",
         ),
-        (
-            ["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--key", "0.key", "--once", "--links",
-             "folder:with space ü", "--set", 'algorithm.mode="async"', "--out", "o"],
-            "asynchronous gossip does not go over a folder",
-        ),
     ],
 )  # fmt: skip
 def test_each_mistake_has_its_line(tmp_path: Path, words: list[str], error: str) -> None:

@@ -204,7 +204,7 @@ class AsyncGossip(Lifecycle[State]):
     def _plan(self) -> list[Effect]:
         training_ns = self.training_ns if self.phase == "training" else None
         after_ns = self.pairing.moment_ns(training_ns) if self._offers else None
-        return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns)]
+        return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns, stretched=False)]
 
     def _offer(self, now_ns: int) -> list[Effect]:
         to = self.pairing.choose([node for node in self.company.list_present() if node not in self.ledger.open])

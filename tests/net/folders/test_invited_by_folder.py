@@ -171,13 +171,13 @@ def test_an_invite_and_its_carrier_are_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ("task.kind = 'loop'\n", "loop"),
-        ("algorithm.mode = 'async'\n", "asynchronous gossip does not go over a folder"),
+        ("task.kind = 'loop'\ntopology = { graph = 'ring', n = 3 }", "loop"),
+        ("parallel.workers = 3", "a run of [parallel] does not go over a folder"),
     ],
 )
 def test_runs_that_need_sockets_are_refused_before_an_invite(tmp_path: Path, more: str, error: str) -> None:
     visits = Visits(tmp_path, RING, "a")
-    (tmp_path / "host" / "pilot.toml").write_text(f"{more}rounds = 2\ntopology = {{ graph = 'ring', n = 3 }}\n")
+    (tmp_path / "host" / "pilot.toml").write_text(f"rounds = 2\n{more}\n")
     said = visits.host()
     assert said.code == 2 and said.out == "" and error in said.err
 
