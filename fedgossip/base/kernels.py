@@ -105,16 +105,18 @@ def used() -> str | None:
     return mode() if "torch" in sys.modules else None
 
 
-def remarks(threads: int = 1) -> list[str]:
-    """Return warnings about the kernels, and the threads that train, to show before a run begins; [] without any."""
-    found = []
-    if late():
-        text = "torch had computed before fedgossip was imported, so its kernels are those of the machine"
-        found = [f"{text}: an update may depend on the other updates of its call.  Import fedgossip first."]
-    if threads > 1:
-        text = f"train.threads = {threads}: a sum is divided between threads, and its bits depend on what they share"
-        found.append(f"{text}: simulator, arrays and processes may end with other digests; with 1 they are equal")
-    return found
+def remarks() -> list[str]:
+    """Return warnings about the kernels, to show before a run begins; [] without any."""
+    if not late():
+        return []
+    text = "torch had computed before fedgossip was imported, so its kernels are those of the machine"
+    return [f"{text}: an update may depend on the other updates of its call.  Import fedgossip first."]
+
+
+def threads_of_loops() -> int:
+    """Return the number of torch's threads in a launched or simulated loop: OMP_NUM_THREADS, or one."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(given)) if given.isdecimal() else 1
 
 
 def built_for_cpu() -> bool:

@@ -313,7 +313,7 @@ class TrainSettings:
     personal head (Arivazhagan et al. 2019), "norm*" with buffers = "local" is FedBN (Li et al., ICLR 2021).
     """
     threads: Annotated[int, Within(1, 1024)] = 1
-    """Threads of torch, per peer.  1: peers share the cores, and sums keep their order; more can change the bits."""
+    """Threads of torch, per peer.  1: peers share the cores, and train together; the bits follow from the number."""
     clip_norm: Annotated[float | None, Within(ABOVE_0)] = None
     """Scale a step's gradient down to this length if it is longer; none leaves it.  Applies to local steps, and to
     gradients of dgc (docs/together/codecs.md).

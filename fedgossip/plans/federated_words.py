@@ -65,10 +65,10 @@ def banner_of(run: DescribedRun) -> Sequence[str]:
             *describe_visibility(run),
             _exact_line(run, run.exact),
             *_budget_line(run),
-            *kernels.remarks(run.experiment.train.threads),
+            *kernels.remarks(),
         ]
     lines = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), *describe_visibility(run), *lines, *kernels.remarks(run.experiment.train.threads)]
+    return [_how_line(run), *describe_visibility(run), *lines, *kernels.remarks()]
 
 
 def _how_line(run: DescribedRun) -> str:

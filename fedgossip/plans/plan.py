@@ -151,7 +151,7 @@ class Plan(ABC):
     @property
     def banner(self) -> Sequence[str]:
         """Lines for a person to read before the run begins."""
-        return kernels.remarks(self.experiment.train.threads)
+        return kernels.remarks()
 
     @property
     def vectors(self) -> int:

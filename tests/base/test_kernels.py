@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import threaded  # noqa: F401 this process has a thread more than its first, too
@@ -22,6 +21,7 @@ from fedgossip.core.records import EventRow
 from fedgossip.drivers import peer_processes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
+from fedgossip.learning.own_loop.global_state import GlobalState
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
 
@@ -147,12 +147,14 @@ def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_
     assert "MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2" in advice
 
 
-@pytest.mark.parametrize("of_run", [{"topology": {"graph": "ring", "n": 3}}, {"coordinator": {"clients": 3}}])
-def test_several_threads_are_stated_before_a_run_as_digests_may_differ(of_run: dict[str, Any]) -> None:
-    for threads, lines in ((1, 0), (2, 1)):
-        content = {"rounds": 1, "train": {"device": "cpu", "local_steps": 1, "threads": threads}, **of_run}
-        banner = compose.plan(load_experiment(content)).banner
-        assert sum(line.startswith("train.threads = 2: ") for line in banner) == lines
+@pytest.mark.parametrize(("given", "threads"), [(None, 1), ("3", 3), ("4,2", 4), ("0", 1), ("many", 1)])
+def test_launched_and_simulated_loops_have_the_threads_of_the_environment_else_one(
+    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert GlobalState.make_initial(0, 0).threads == threads
 
 
 @pytest.mark.sockets

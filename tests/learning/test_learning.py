@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -120,12 +120,14 @@ def test_an_update_does_not_depend_on_the_jobs_that_share_the_call(features, mod
     sizes=st.lists(st.integers(2, 40), min_size=2, max_size=4),
     batch=st.integers(1, 33),
     steps=st.integers(1, 3),
+    threads=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
-def test_any_stack_and_any_batch_size_gives_the_same_bits_alone_and_together(sizes, batch, steps, seed):
+@example(sizes=[64, 32, 10], batch=32, steps=3, threads=2, seed=0)  # threads divide the sums of a lone product
+def test_any_stack_and_any_batch_size_gives_the_same_bits_alone_and_together(sizes, batch, steps, threads, seed):
     data = made_up(60, sizes[0], sizes[-1], seed)
     model = "mlp:" + "-".join(map(str, sizes))
-    task = task_of(model, data, on_cpu(batch_size=batch, local_steps=steps))
+    task = task_of(model, data, on_cpu(batch_size=batch, local_steps=steps, threads=threads))
     jobs = jobs_of(task, 9, seed)
     together = task.train(jobs)
     alone = grouped(task, jobs, [*random_groups(9, seed), [4]])

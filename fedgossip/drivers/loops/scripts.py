@@ -145,7 +145,7 @@ class Scripts:
         environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / SEAT)}
         environment |= {NODE: str(node), N: str(self.n)}
         for library in ("OMP", "OPENBLAS", "MKL"):
-            environment.setdefault(f"{library}_NUM_THREADS", "1")
+            environment.setdefault(f"{library}_NUM_THREADS", str(kernels.threads_of_loops()))
         if node not in self._began:
             self._began[node] = self._read[node] = log.tell()
         with log:

@@ -384,6 +384,8 @@ class LayerStack:
     def _block(self, rows: int, copies: int) -> int:
         if self.device.type != "cpu":
             return LARGEST_BLOCK_ELSEWHERE
+        if self.settings.threads > 1:
+            return 1  # threads divide the sums of a lone product; of several products each thread computes whole ones
         return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.shape, rows, copies)))
 
     def _workspace(self, k: int, rows: int, copies: int) -> Workspace:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgossip.base import seeds
+from fedgossip.base import kernels, seeds
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +36,13 @@ class GlobalState:
 
     @classmethod
     def make_initial(cls, seed: int, node: int) -> GlobalState:
-        """Return the initial state of a new process, with one thread; random states, including torch's, from the seed
-        and the node.
-        """
+        """Return the initial state of a new process; random states, including torch's, from the seed and the node."""
         python = random.Random(seeds.integer(seed, "python", node)).getstate()
         numpy = np.random.RandomState(seeds.integer(seed, "numpy", node) % 2**32).get_state()
         own = seeds.integer(seed, "torch", node)
         cpu = torch.Generator().manual_seed(own).get_state()
         cuda = tuple(torch.Generator("cuda").manual_seed(own).get_state() for _ in range(_gpus()))
-        return cls(python, numpy, cpu, cuda, 1, torch.float32)
+        return cls(python, numpy, cpu, cuda, kernels.threads_of_loops(), torch.float32)
 
     def put(self) -> None:
         """Apply this state to the process."""

@@ -556,10 +556,9 @@ def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
         yield "the digest may be another, for a GPU rounds in ways of its own"
     if _look_up(e, "train", "parallel") == "hogwild":
         yield "the digest is another, for processes stepped on one model without waiting for each other"
-    for name in ("threads", "processes"):
-        count = _look_up(e, "train", name)
-        if isinstance(count, int) and count > 1:
-            yield f"the digest may be another, for {count} {name} add up in an order of their own"
+    processes = _look_up(e, "train", "processes")
+    if isinstance(processes, int) and processes > 1:
+        yield f"the digest may be another, for {processes} processes add up in an order of their own"
 
 
 def _explain_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
