@@ -21,13 +21,13 @@ from fit_sites import SITES, own_tables
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, agreed_of
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, agreed_of, unknown
 from fedgossip.data.agreed.agreed_table import read as agreed_file
 from fedgossip.data.agreed.column_sums import Numbers, first_sums, second_sums
 from fedgossip.data.agreed.sums_task import encoded
-from fedgossip.data.agreed.suppression import suppressed
+from fedgossip.data.agreed.suppression import is_small, suppressed
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
-from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import DROP, MEAN, SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.models.trees import LOGISTIC, TreesDesign, encoded_trees
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
@@ -37,7 +37,7 @@ from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import fitted_alone
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.design_columns import carried_by_one
-from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
+from fedgossip.sites.fits.glm.glm_result import GlmFit, few_share, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_curves import fit_of as curves_of
@@ -151,6 +151,28 @@ def test_each_small_count_of_a_list_is_another_in_a_list_of_which_the_same_is_to
             for place in (k for k, count in enumerate(shown) if count is None):
                 values = {one[place] for one in same}
                 assert len(values) > 1 or values.pop() >= least, (shown, same)
+
+
+def rare_events(*counts: int) -> AgreedColumn:
+    """Return what three sites agree on of a column of 0 to 3, of which so many records in all have 1 to 3."""
+    schema = TableSchema((SchemaColumn("falls"),), MEAN)
+    events = [value for value, many in enumerate(counts, 1) for _ in range(many)]
+    sites = [site_of(schema, {"falls": [*map(float, events[k::3]), *[0.0] * 160]}) for k in range(3)]
+    return agreed(schema, sites, 5).columns[0]
+
+
+def test_the_number_of_values_tells_not_how_few_records_are_beyond_a_histogram() -> None:
+    """Their count is hidden, and was the number of values less one."""
+    assert len({rare_events(many).levels for many in (1, 2, 3, 4)}) == 1
+    assert all(rare_events(many).rare for many in (1, 2, 3, 4))
+
+
+def test_moments_tell_not_how_few_of_two_values_are_beyond_a_histogram() -> None:
+    """Sixteen records are, with 1 and 2: exact moments are those of two records with a 2."""
+    column = rare_events(14, 2)
+    assert column.common or column.precision
+    assert column.levels == 3 and column.rare and column.is_coded, "so no fit has it"
+    assert rare_events(20).codes == (0.0, 1.0, 1.0) and not rare_events(20).rare
 
 
 # --- codes ------------------------------------------------------------------------------------------------------------
@@ -303,13 +325,108 @@ def test_rounded_estimates_of_categories_alone_would_tell_how_few_share_them(see
     assert set(m[same.all(axis=1)]) == {shared}
 
 
+SCORES = {3: (0.0, 1.0, 2.0), 4: (10.0, 10.5, 11.0, 11.5)}
+"""Evenly spaced values, by their number."""
+
+
+def a_score(values: Sequence[float], counts: Sequence[int], *, spaced: bool = True, missing: int = 0) -> AgreedColumn:
+    """Return an agreed column of few values."""
+    return AgreedColumn(
+        name="score", count=sum(counts), missing=missing, levels=len(values),
+        codes=(values[0], values[-1], values[1] - values[0]) if spaced else (), counts=tuple(counts),
+    )  # fmt: skip
+
+
+def shares_few(column: AgreedColumn, values: Sequence[float], cells: np.ndarray, missing: str = MEAN) -> bool:
+    """Return what a fit of the column and a number finds; `cells` [outcomes, values]: records with each."""
+    encoding = TableEncoding((EncodedColumn("score"), AGE))
+    design = msgspec.structs.replace(a_design("logistic", 0, numbers=True), encoding=encoding, columns=("score", "age"),
+                                     places=(0, 1), mean=(0.0, 0.0), deviation=(1.0, 1.0))  # fmt: skip
+    n, x = int(cells.sum()), np.array(values)
+    first, second = cells.sum(axis=0) @ x, cells.sum(axis=0) @ x**2
+    products = np.array([[n, first, 0.3 * n], [first, second, 0.7 * n], [0.3 * n, 0.7 * n, 5.0 * n]])
+    outcomes = np.column_stack([cells.sum(axis=1), cells @ x, cells.sum(axis=1) * 0.3])
+    agreed = AgreedTable(schema=TableSchema((), missing), suppress=5, sites=3, records=n, columns=(column,))
+    return few_share(design, products, n, agreed, outcomes)
+
+
+@pytest.mark.parametrize("counts", [(5, 5, 5), (7, 5, 6), (5, 6, 5, 5)])
+def test_a_sum_of_few_values_over_an_outcome_counts_no_few_records(counts: tuple[int, ...]) -> None:
+    """Of all tables with these records of each value: whoever knows them, the outcome's records and the sum finds no
+    number of records from 1 to 4 in the tables that are not taken to be few."""
+    values = SCORES[len(counts)]
+    told: dict[tuple[float, float], list[tuple[int, ...]]] = {}
+    for one in itertools.product(*[range(many + 1) for many in counts]):
+        if 5 <= sum(one) <= sum(counts) - 5:  # rarer outcomes have no fit
+            told.setdefault((sum(one), float(np.dot(one, values))), []).append(one)
+    seen = set()
+    for tables in told.values():
+        few = shares_few(a_score(values, counts), values, np.array([tables[0], np.subtract(counts, tables[0])]))
+        seen.add(few)
+        for of, many in zip(map(set, zip(*tables, strict=True)), counts, strict=True):
+            one = of.pop()
+            assert few or of or not (is_small(one, 5) or is_small(many - one, 5)), tables
+    assert seen == {False, True}
+
+
+def test_few_values_that_one_sum_may_count_are_taken_to_be_few() -> None:
+    """Of 0, 1 and 9 with eight 1s the sum modulo 9 is how many have a 1; a filled cell has a number of its own."""
+    cells = np.array([[60, 4, 30], [60, 4, 30]])
+    assert shares_few(a_score((0, 1, 9), (120, 8, 60), spaced=False), (0, 1, 9), cells)
+    score = a_score((0, 1, 2), (120, 80, 60), missing=7)
+    cells = np.array([[60, 40, 30], [60, 40, 30]])
+    assert shares_few(score, (0, 1, 2), cells) and not shares_few(score, (0, 1, 2), cells, DROP)
+    assert not shares_few(a_score((0, 1, 2), (120, 80, 60)), (0, 1, 2), cells)
+
+
+SCORED = {
+    "ill": [
+        "glm:logistic",
+        "glm:logistic?errors=robust",
+        "firth",
+        "multinomial",
+        "elastic-net?family=logistic&lambda=.1",
+    ],
+    "score": ["glm:linear", "glm:poisson", "negative-binomial", "elastic-net?family=linear&lambda=.1", "mixed?by=ward"],
+}
+"""Models by their label."""
+
+
+@pytest.mark.parametrize("label", SCORED)
+def test_a_fit_tells_not_how_few_of_an_outcome_have_a_score(label: str, tmp_path: Path) -> None:
+    """Of 55 ill records one has a score of 1, as the sum tells; the others one of 0, or of 2 if it is the label."""
+    rng, folder = np.random.default_rng(2), tmp_path
+    for site in [*range(SITES), "test"]:
+        score = np.repeat([0, 1, 2], (40, 15, 12))
+        score[0] = site == 0
+        if label == "score":
+            score = 2 - score
+        lines = [
+            f"{'yes' if k < 11 else 'no'},{one},{rng.integers(20, 90)},w{site}{k % 20}" for k, one in enumerate(score)
+        ]
+        name = f"site-{site}.csv" if site != "test" else "test.csv"
+        (folder / name).write_text("\n".join(["ill,score,age,ward", *lines]))
+    more = "" if label == "ill" else '[task]\nkind = "regression"'
+    for name, drop in (("alone", "age,ward"), ("beside", "ward")):
+        query = f"label={label}&drop={drop}"
+        (folder / f"{name}.toml").write_text(own_tables(name, query, source=SCORED[label][0], more=more))
+        assert (said := typed(["data", "agree", f"{name}.toml"], folder)).code == 0, said
+    few = "fewer than 5 records share two categories, or one and an outcome"
+    for source in SCORED[label]:
+        refused = typed(["fit", "alone.toml", "--set", f"model.source={source}", "--to", "alone"], folder)
+        assert refused.code == 5 and few in refused.errors[0], refused
+        typed(["fit", "beside.toml", "--set", f"model.source={source}", "--to", source], folder)
+        written = json.loads((folder / source / ("fit.json" if "glm" in source else "tables.json")).read_text())
+        assert written.get("rounded") or any(one.startswith("rounded") for one in written["remarks"]), source
+
+
 def fitted(layout: GlmLayout, records: SiteRecords) -> GlmFit:
     """Return the fit of these records."""
     pooled = layout.site(records, 0, None)
     for number in range(1, layout.rounds):
         sums = layout.site(records, number, layout.reached(pooled, number))
         pooled = as_vector(words_of([a + b for a, b in zip(*map(numbers_of, (pooled, sums)), strict=True)]))
-    fit = fit_of(layout, pooled, 3, suppress=5)
+    fit = fit_of(layout, pooled, 3, unknown(TableSchema(()), 5))
     assert fit is not None
     return fit
 

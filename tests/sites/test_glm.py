@@ -23,6 +23,8 @@ from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.task import Job
+from fedgossip.data.agreed.agreed_table import unknown
+from fedgossip.data.columns.table_schema import TableSchema
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
@@ -30,6 +32,8 @@ from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, of_clusters
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, PriorColumn, SiteRecords
 from fedgossip.sites.plans.fits import planned_fit
 
+NOTHING = unknown(TableSchema(()), 1)
+"""Agreed statistics of no column."""
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days", "gamma": "cost"}
 
 
@@ -345,7 +349,7 @@ def test_a_site_that_leaves_leaves_the_fit_of_the_others(family: str) -> None:
     sites = [drawn(family, seed) for seed in range(4)]
     layout = layout_of(family, 2)
     gone = {number: {3} for number in range(3, layout.rounds)}
-    found = fit_of(layout, rounds(layout, sites, gone), 3)
+    found = fit_of(layout, rounds(layout, sites, gone), 3, NOTHING)
     assert found is not None and (found.sites, found.records, found.converged) == (3, 180, True)
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates_of(sites[:3], family), rel=1e-10)
     assert found.null_deviance is None, "all four were there when the mean alone was asked about"
@@ -364,7 +368,7 @@ def test_pearsons_statistic_is_of_counts_and_not_of_events_by_person_time(most: 
     layout = replace(
         layout, design=msgspec.structs.replace(layout.design, errors=errors, offset=PriorColumn("logs", 0, 0.0))
     )
-    found = fit_of(layout, rounds(layout, sites), 3)
+    found = fit_of(layout, rounds(layout, sites), 3, NOTHING)
     assert found is not None and found.converged
     assert (found.pearson is None) == (most == 1 and not errors)
 
@@ -372,7 +376,7 @@ def test_pearsons_statistic_is_of_counts_and_not_of_events_by_person_time(most: 
 def test_rounds_that_do_not_come_together_are_asked_again() -> None:
     sites = [drawn("logistic", seed) for seed in range(3)]
     layout = layout_of("logistic", 2)
-    found = fit_of(layout, rounds(layout, sites, {2: {0, 1, 2}, 3: {0, 1, 2}, 7: {0, 1, 2}}), 3)
+    found = fit_of(layout, rounds(layout, sites, {2: {0, 1, 2}, 3: {0, 1, 2}, 7: {0, 1, 2}}), 3, NOTHING)
     assert found is not None and found.converged
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates_of(sites, "logistic"), rel=1e-10)
 
@@ -382,7 +386,7 @@ def test_no_fit_without_the_first_round() -> None:
     sites = [drawn("logistic", seed) for seed in range(3)]
     with pytest.raises(TrainingError, match="are not complete"):
         rounds(layout, sites, {0: {0, 1, 2}})
-    assert fit_of(layout, GlmTask(layout, {}).initial(0), 3) is None
+    assert fit_of(layout, GlmTask(layout, {}).initial(0), 3, NOTHING) is None
 
 
 def test_a_step_that_makes_it_worse_is_halved() -> None:
@@ -416,7 +420,7 @@ def test_columns_that_depend_on_each_other_are_named_and_the_rest_is_as_without(
     sites = [drawn(family, seed) for seed in range(3)]
     twice = [SiteRecords(np.concatenate([one.x, 2 * one.x[:, 2:]], axis=1), one.y) for one in sites]
     layout = layout_of(family, 3)
-    found = fit_of(layout, rounds(layout, twice), 3)
+    found = fit_of(layout, rounds(layout, twice), 3, NOTHING)
     assert found is not None and found.silent == ("c1", "c2") and found.converged
     alone = estimates_of(sites, family)
     told = [one.estimate for one in found.coefficients]
@@ -429,8 +433,8 @@ def test_columns_that_depend_on_each_other_count_once(family: str) -> None:
     """Freedom, criterion, variance and the errors of the others are those of the fit without the one that is twice."""
     sites = [drawn(family, seed, 20) for seed in range(3)]
     twice = [SiteRecords(np.concatenate([one.x, 2 * one.x[:, 2:]], axis=1), one.y) for one in sites]
-    alone = fit_of(layout_of(family, 2), rounds(layout_of(family, 2), sites), 3)
-    found = fit_of(layout_of(family, 3), rounds(layout_of(family, 3), twice), 3)
+    alone = fit_of(layout_of(family, 2), rounds(layout_of(family, 2), sites), 3, NOTHING)
+    found = fit_of(layout_of(family, 3), rounds(layout_of(family, 3), twice), 3, NOTHING)
     assert alone is not None and found is not None
     assert (found.rank, found.free) == (alone.rank, alone.free) == (3, 57)
     assert found.dispersion == pytest.approx(alone.dispersion, rel=1e-8)

@@ -113,10 +113,18 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     levels: int = 0
     """Maximum number of distinct values of a column of numbers; 0: possibly more than `data.levels`."""
+    codes: tuple[float, ...] = ()
+    """Least and greatest of `levels` evenly spaced values, and their spacing or more; () if unknown."""
     indicated: bool = False
     """Whether an empty cell is a separate feature: with enough records, at enough sites."""
     rare: bool = False
     """Whether one of these values has fewer than `suppress` records, at the histogram's resolution."""
+
+    @property
+    def spectrum(self) -> tuple[int, ...]:
+        """How many records have each of `codes`, in ascending order; () if unknown."""
+        found = tuple(one for one in self.counts if one)
+        return found if self.codes and len(found) == self.levels and sum(found) == self.count else ()
 
     @property
     def is_coded(self) -> bool:
@@ -148,6 +156,11 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return next((one for one in labels if one.levels or family == "poisson"), None)
 
     @property
+    def fills(self) -> bool:
+        """Whether empty cells have a number in a fit."""
+        return self.schema.missing in (MEAN, INDICATOR)
+
+    @property
     def digest(self) -> str:
         """Return a hash; participants with different statistics refuse each other by it."""
         return hashlib.sha256(encoded(self)).hexdigest()
@@ -167,7 +180,7 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         fill = agreed.shares if column.categories else (agreed.mean or 0.0,)
         if agreed.indicated:
             fill = (*((0.0,) * len(fill) if column.categories else fill), 1.0)
-        filled = fill if self.schema.missing in (MEAN, INDICATOR) else ()
+        filled = fill if self.fills else ()
         return EncodedColumn(
             column.name, column.unit, column.categories, filled, column.declared, indicator=agreed.indicated
         )
@@ -295,11 +308,14 @@ def _agree_numbers(
         name=column.name, unit=column.unit, label=column.label,
         count=numbers["records",] - (empty or 0), missing=empty,
         mean=moments[0], deviation=moments[1], common=published.moments is None, precision=published.precision,
-        levels=published.values if published.values <= levels else 0,
-        rare=0 < published.values <= levels and any(is_small(count, suppress) for count in counts),
     )  # fmt: skip
+    if 0 < published.values <= levels:
+        rare = any(is_small(count, suppress) for count in (*counts, published.beyond))
+        found = msgspec.structs.replace(found, levels=published.values, rare=rare)
     if not published.edges:
         return found
+    if found.levels and not found.rare:
+        found = msgspec.structs.replace(found, codes=published.codes)
     return _add_histogram(found, shown, numbers["records",], edges, suppress, published.step)
 
 

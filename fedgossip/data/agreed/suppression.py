@@ -22,8 +22,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -226,6 +227,10 @@ class PublishedMoments:
     precision: int = 0
     values: int = 0
     """Maximum number of distinct values; 0: unknown."""
+    codes: tuple[float, ...] = ()
+    """Least and greatest of evenly spaced values, and their spacing or more; () if unknown."""
+    beyond: int = 0
+    """Steps by which the values beyond the histogram exceed the first one possible, together."""
     step: Fraction | None = None
     """All numbers are whole multiples of it, a few in each bin; None: unknown."""
     edges: bool = True
@@ -242,13 +247,17 @@ def round_moments(
     hidden = hidden_places(cells, least)
     coarse = bool(sums.variance) and sums.is_coarse(float(edges[1] - edges[0]))
     twins = CoarseTwins(sums, edges, own) if coarse else FineTwins(sums, edges)
-    values, step = twins.values(cells), sums.resolution if coarse else None
+    of = PublishedMoments(
+        hidden, None, values=twins.values(cells, hidden, least), codes=twins.codes(cells), beyond=twins.beyond(cells),
+        step=sums.resolution if coarse else None,
+    )  # fmt: skip
     for precision in PRECISIONS if sums.variance else PRECISIONS[:1]:
         if sums.count < least or (not precision and len(counts) in hidden):
             continue  # an exact mean discloses its number of records
         if twins.open(cells, precision, least) and _all_have_twins(twins, cells, hidden, least, precision):
-            return PublishedMoments(hidden, sums.moments(precision), precision, values, step)
-    return PublishedMoments(hidden, None, values=values, step=step, edges=not own)
+            codes = () if precision and (counts[0] or counts[-1]) else of.codes  # which follow from exact moments
+            return replace(of, moments=sums.moments(precision), precision=precision, codes=codes)
+    return replace(of, codes=(), edges=not own)
 
 
 def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:
@@ -289,8 +298,14 @@ def _exchange(
 class Twins(Protocol):
     """Tables with other counts of bins and the same published moments."""
 
-    def values(self, cells: Sequence[int]) -> int:
-        """Return the possible number of distinct values; 0: unknown."""
+    def values(self, cells: Sequence[int], hidden: Collection[int], least: int) -> int:
+        """Return the possible number of distinct values, which discloses no `hidden` count; 0: unknown."""
+
+    def codes(self, cells: Sequence[int]) -> tuple[float, ...]:
+        """Return `PublishedMoments.codes`."""
+
+    def beyond(self, cells: Sequence[int]) -> int:
+        """Return `PublishedMoments.beyond`."""
 
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
         """Return whether moments of this precision disclose nothing about values within a bin."""
@@ -308,7 +323,13 @@ class FineTwins:
     sums: ColumnSums
     edges: Floats
 
-    def values(self, cells: Sequence[int]) -> int:  # noqa: ARG002
+    def values(self, cells: Sequence[int], hidden: Collection[int], least: int) -> int:  # noqa: ARG002
+        return 0
+
+    def codes(self, cells: Sequence[int]) -> tuple[float, ...]:  # noqa: ARG002
+        return ()
+
+    def beyond(self, cells: Sequence[int]) -> int:  # noqa: ARG002
         return 0
 
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:  # noqa: ARG002
@@ -371,14 +392,47 @@ class CoarseTwins:
         self._low = [ends[0] - far, *begins[:-1], behind]
         self._high = [ends[0], *ends[1:-1], last, behind + far]
 
-    def values(self, cells: Sequence[int]) -> int:
-        outer = cells[0] + cells[len(self._low) - 1]
-        inner = range(1, len(self._low) - 1)
-        return outer + sum(max(1, self._high[k] - self._low[k] + 1) for k in inner if cells[k])
+    def values(self, cells: Sequence[int], hidden: Collection[int], least: int) -> int:
+        sizes = {k: max(1, high - low + 1) for k, (low, high) in self._ranges(cells).items()}
+        for k in {0, len(self._low) - 1} & sizes.keys():
+            sizes[k] = least - 1 if k in hidden else min(sizes[k], cells[k])
+        return sum(sizes.values())
+
+    def codes(self, cells: Sequence[int]) -> tuple[float, ...]:
+        ranges = list(self._ranges(cells).values())
+        apart = {low - high for (_, high), (low, _) in pairwise(ranges)}
+        if len(apart) > 1 or min(apart, default=1) < 1:
+            return ()
+        widest = max((high - low for (low, _), (_, high) in pairwise(ranges)), default=ranges[0][1] - ranges[0][0])
+        ends = (ranges[0][0] + self._centre, ranges[-1][1] + self._centre, max(1, widest))
+        return tuple(float(one * self._step) for one in ends)
+
+    def beyond(self, cells: Sequence[int]) -> int:
+        outer = self._outer(cells)
+        return abs(outer[1] - cells[outer[0]] * (self._low if outer[0] else self._high)[outer[0]]) if outer else 0
+
+    def _outer(self, cells: Sequence[int]) -> tuple[int, int, int] | None:
+        """Return the one bin of numbers beyond the edges, and their sums, if these follow; else None."""
+        last = len(self._low) - 1
+        inner, outer = [k for k in range(1, last) if cells[k]], [k for k in (0, last) if cells[k]]
+        if len(outer) != 1 or any(self._low[k] != self._high[k] for k in inner):
+            return None
+        total, squares = (round(self.sums.count * one) for one in self._each)
+        total -= sum(cells[k] * self._low[k] for k in inner)
+        return outer[0], total, squares - sum(cells[k] * self._low[k] ** 2 for k in inner)
+
+    def _ranges(self, cells: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Return the least and greatest possible number in each filled bin."""
+        found = {k: (self._low[k], self._high[k]) for k in range(len(self._low)) if cells[k]}
+        if outer := self._outer(cells):
+            k, total, squares = outer
+            reach = math.isqrt(max(0, cells[k] * squares - total * total) * (cells[k] - 1))  # Samuelson's inequality
+            low, high = found[k]
+            found[k] = max(low, -((reach - total) // cells[k])), min(high, (total + reach) // cells[k])
+        return found
 
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
-        bins = range(1, len(self._low) - 1)
-        free = sum(max(0, self._high[k] - self._low[k]) for k in bins if cells[k])
+        free = sum(max(0, high - low) for low, high in self._ranges(cells).values())
         if not free or free >= FREE:
             return True
         return bool(precision) and self.sums.count * self.sums.step(precision) >= 8 * least * self._step

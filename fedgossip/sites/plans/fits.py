@@ -259,8 +259,7 @@ def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRec
 
 
 def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> GlmFit | None:
-    outcome = agreed.counted_outcome(layout.design.family)
-    found = glm_result.fit_of(layout, vector, least, agreed.suppress, outcome)
+    found = glm_result.fit_of(layout, vector, least, agreed)
     return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
 
 

@@ -428,12 +428,13 @@ class ElasticNet:
             return None
         products, records = symmetric(pooled[0]["products"], len(d.columns) + 1), pooled[0].records
         _, squares = pooled[0]["first"].tolist()
-        outcomes = counted_outcomes(path.options.family, records, squares, products[0], pooled[0]["outcomes"])
+        family, sums_of = path.options.family, pooled[0]["outcomes"]
+        outcomes = counted_outcomes(agreed, family, records, squares, products[0], sums_of)
         point = np.array(path.models[0].point if path.is_over else path.models[0].best)
         if path.options.family == "linear" and (counted := agreed.counted_outcome("linear")) and counted.counts:
             point[0] = multiple_of(float(point[0]), math.sqrt(sums.deviance) / records)  # as of glm
         estimates = in_units(d) @ point
-        if not few_share(d, products, records, d.suppress, outcomes):
+        if not few_share(d, products, records, agreed, outcomes):
             return path, estimates, 0.0
         errors = np.sqrt(np.diag(in_units(d) @ np.linalg.pinv(sums.information) @ in_units(d).T))
         both = zip(estimates.tolist(), errors.tolist(), strict=True)

@@ -83,7 +83,9 @@ from fedgossip.sites.fits.glm.glm_result import (
     RATES,
     SOFTMAX,
     coefficient,
+    counted_outcomes,
     few_share,
+    is_coarse,
     layer_of,
     of_clusters,
     rounded_to,
@@ -129,6 +131,8 @@ class Likelihood(ABC):
     """Number of label columns."""
     predicts = False
     """Whether `model` is implemented."""
+    counts = False
+    """Whether outcomes are counts; `first` begins with their sum and that of their squares."""
     ratio = "odds ratio"
     """Meaning of exp(estimate) of a column."""
 
@@ -162,10 +166,6 @@ class Likelihood(ABC):
     def outcomes(self, d: FamilyDesign, y: Values) -> Values:
         """Return which records [m, k] have each outcome that a category's cells count, or the counts [m, 1] of each."""
         return np.asarray(y[:, :1] == np.arange(len(d.classes)), np.float64)
-
-    def is_binary(self, d: FamilyDesign, first: Values) -> bool:  # noqa: ARG002
-        """Return whether all counts are 0 or 1, by the sums of `first`."""
-        return False
 
     def more(self, d: FamilyDesign) -> int:  # noqa: ARG002
         """Return the number of further sums of `LikelihoodTerms`."""
@@ -312,7 +312,7 @@ class LikelihoodFamily:
         least = min(d.suppress, effective(begin.whole) / 2)
         return too_few(there.whole, float(begin.whole.mean()), named, least, begin.whole)
 
-    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
+    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
         if not pooled[0].sites:
             return None
         state = self.state(d, pooled)
@@ -331,9 +331,10 @@ class LikelihoodFamily:
         likelihood, free = -state.sums.deviance / 2, max(1, state.sums.records - rank_of(state.sums.information))
         products = symmetric(pooled[0]["products"], len(d.columns) + 1)
         outcomes = pooled[0].of.get("outcomes", np.zeros(0)).reshape(-1, len(products))
-        if self.of.is_binary(d, pooled[0]["first"]):
-            outcomes = np.stack([products[0] - outcomes[0], outcomes[0]])
-        if few := few_share(d, products, pooled[0].records, d.suppress, outcomes):  # as of glm
+        if self.of.counts:
+            squares, family = float(pooled[0]["first"][1]), "poisson"
+            outcomes = counted_outcomes(agreed, family, pooled[0].records, squares, products[0], outcomes[0])
+        if few := few_share(d, products, pooled[0].records, agreed, outcomes) or is_coarse(d, agreed):  # as of glm
             errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
             both = zip(estimates.tolist(), errors.tolist(), strict=True)
             estimates = np.array([rounded_to(one, error, 3) for one, error in both])
@@ -385,7 +386,7 @@ FLATTEST = 0.02
 
 
 class NegativeBinomial(Likelihood):
-    name, kinds, ratio, predicts = "negative-binomial", (REGRESSION,), "rate ratio", True
+    name, kinds, ratio, predicts, counts = "negative-binomial", (REGRESSION,), "rate ratio", True, True
 
     def title(self, d: FamilyDesign) -> str:
         return f"negative binomial model of {d.outcome}"
@@ -403,9 +404,6 @@ class NegativeBinomial(Likelihood):
 
     def outcomes(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
         return y
-
-    def is_binary(self, d: FamilyDesign, first: Values) -> bool:  # noqa: ARG002
-        return bool(first[0] == first[1])
 
     def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
         mean = first[0] / records

@@ -54,6 +54,7 @@ from fedgossip.sites.fits.glm.glm_result import (
     INTERCEPT,
     SOURCE_OF,
     coefficient,
+    counted_outcomes,
     few_share,
     layer_of,
     rounded_to,
@@ -285,14 +286,17 @@ class Mixed:
             first["clusters"][there],
             float(np.log(d.deviation).sum()),
         )
-        products = (sums.within + np.einsum("k,kab->ab", 1 / sizes, sums.between))[:-1, :-1]
+        every = sums.within + np.einsum("k,kab->ab", 1 / sizes, sums.between)
+        products = every[:-1, :-1]
         if rank_of(products) < len(products):
             text = "columns depend on each other, so no effect is that of one alone"
             raise TrainingError(text, "Leave one of them out, drop=COLUMN; glm:linear names them.")
         best, turned = sums.best(), in_units(d)
         estimates, errors = turned @ best.estimates, np.sqrt(np.diag(turned @ best.spread @ turned.T))
         estimates[0] += agreed.label_scale[0][0]
-        if few := few_share(d, products, first.records, d.suppress):
+        sums_of = every[-1, :-1] + agreed.label_scale[0][0] * products[0]
+        outcomes = counted_outcomes(agreed, "linear", first.records, math.inf, products[0], sums_of)
+        if few := few_share(d, products, first.records, agreed, outcomes):
             errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
             both = zip(estimates.tolist(), errors.tolist(), strict=True)
             estimates = np.array([rounded_to(one, error, 3) for one, error in both])

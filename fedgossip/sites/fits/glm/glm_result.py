@@ -12,14 +12,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.data.agreed.agreed_table import AgreedColumn
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,
     Newton,
@@ -39,6 +39,12 @@ SOFTMAX, RATES = "softmax", "glm:poisson"
 """Model sources of a fit: a linear layer, for classes or for numbers; and the exponential of one."""
 SOURCE_OF = {"logistic": SOFTMAX, "linear": SOFTMAX, "poisson": RATES, "gamma": RATES}
 ALONE = "Estimates of categories alone would count them: put some together, or leave a column out, drop=COLUMN."
+UNCLEAR = (
+    'One sum of it would count its records: declare its values as categories, set data.missing = "drop", or leave it '
+    "out, drop={}."
+)
+SLACK = 1e-3
+"""Rounding error of a sum of records, which are whole, or parts of ten."""
 LEVEL = 0.95
 RATIO = {"logistic": "odds ratio", "poisson": "rate ratio", "gamma": "mean ratio"}
 """Name of exp(estimate), by family."""
@@ -129,21 +135,20 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.records - self.rank
 
 
-def fit_of(
-    layout: GlmLayout, vector: Vector, least: int, suppress: int = 1, counted: AgreedColumn | None = None
-) -> GlmFit | None:
+def fit_of(layout: GlmLayout, vector: Vector, least: int, agreed: AgreedTable) -> GlmFit | None:
     """Return the fit of the sums; None after too few complete rounds.
 
-    If fewer than `suppress` records share two categories, or a category and an outcome, errors have two digits,
-    estimates one more, deviances two of their own error sqrt(2 free), and no covariance is reported: exact numbers
-    would disclose how many.
+    If few records share two categories, or a category and an outcome (`few_share`), or all columns are of few values
+    and further sums of residuals would count these (`is_coarse`), errors have two digits, estimates one more, deviances
+    two of their own error sqrt(2 free), and no covariance is reported: exact numbers would disclose how many.
 
-    `counted`: an outcome whose exact moments would count few records.  Deviances and AIC, without columns functions of
-    these counts, are then multiples of a deviance's error, and a linear model's dispersion of its own.  If some of the
-    outcome's counts are published, quantities that disclose the sum of all outcomes are rounded too: a linear model's
-    intercept of scaled columns, another model's variance of it.
+    With an outcome whose exact moments would count few records (`counted_outcome`) deviances and AIC, without columns
+    functions of these counts, are multiples of a deviance's error, and a linear model's dispersion of its own.  If some
+    of the outcome's counts are published, quantities that disclose the sum of all outcomes are rounded too: a linear
+    model's intercept of scaled columns, another model's variance of it.
     """
     design, state, last = layout.design, layout.reached(vector, layout.rounds), layout.last(vector)
+    counted = agreed.counted_outcome(design.family)
     if state is None or state.sums is None:
         return None
     if layout.has_last and last is None and (design.errors or design.of_family.disperses):
@@ -156,7 +161,7 @@ def fit_of(
     estimates, spread = turned @ found.best, _turned(turned, found.spread)
     errors = np.sqrt(np.diag(spread))
     best, dispersion = found.best, found.dispersion
-    if few := _few_share(layout, vector, state.first, suppress):
+    if few := _few_share(layout, vector, state.first, agreed) or (layout.has_last and is_coarse(design, agreed)):
         errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
         estimates = np.array([rounded_to(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
@@ -305,34 +310,23 @@ def terms_of(design: ScaledColumns) -> Iterator[tuple[str, list[int]]]:
         yield term, list(places)
 
 
-def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppress: int) -> bool:
+def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, agreed: AgreedTable) -> bool:
     if first is None:
         return False
+    design = layout.design
     if (shared := layout.shared(vector)) is not None:
         squares, sums, products = shared
-        binary = counted_outcomes(layout.design.family, first.records, squares, products[0], sums)
-        return few_share(layout.design, products, first.records, suppress, binary)
-    products = first.information * (first.records / first.information[0, 0])
-    mean = float(layout.design.of_family.mean(np.array(layout.first_point(vector))))
-    outcomes = _outcomes(layout.design.family, first, mean, products[0], first.gradient + mean * products[0])
-    return few_share(layout.design, products, first.records, suppress, outcomes)
-
-
-def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Values) -> Values:
-    """Return the sums of scaled columns over the records of each outcome, [k, p + 1], and `sums` weighted by counts.
-
-    `ones`, `sums` [p + 1]: of the columns, and of them times the outcome.  A linear outcome counts as one of two
-    neighbouring whole numbers, as in `few_share`; a count as 0 or 1.
-    """
-    records, total = first.records, sums[0]
-    squares = total  # of 0 and 1
-    if family == "linear":
-        squares = first.deviance - mean * (records * mean - 2 * total)  # its deviance is that from `mean`
-    elif family == "gamma":  # `known_outcomes` and the design leave no outcomes to count
-        return np.zeros((0, len(sums)))
-    elif family == "poisson" and not _is_yes_no(first, total):
-        return sums[None]
-    return counted_outcomes(family, records, squares, ones, sums)
+    else:
+        products = first.information * (first.records / first.information[0, 0])
+        mean = float(design.of_family.mean(np.array(layout.first_point(vector))))
+        sums = first.gradient + mean * products[0]
+        squares = sums[0]  # of 0 and 1
+        if design.family == "linear":
+            squares = first.deviance - mean * (first.records * mean - 2 * sums[0])  # its deviance is that from `mean`
+        elif design.family == "poisson" and not _is_yes_no(first, sums[0]):
+            squares = math.inf
+    outcomes = counted_outcomes(agreed, design.family, first.records, squares, products[0], sums)
+    return few_share(design, products, first.records, agreed, outcomes)
 
 
 def _is_yes_no(sums: PointSums, total: float) -> bool:
@@ -343,61 +337,118 @@ def _is_yes_no(sums: PointSums, total: float) -> bool:
     return abs(sums.least - 2 * total) < 1e-6 * sums.records
 
 
-def counted_outcomes(family: str, records: int, squares: float, ones: Values, sums: Values) -> Values:
-    """Return the sums of columns over each outcome's records, as for `few_share`: of two neighbouring numbers by
-    squares; of counts `sums`.
+def counted_outcomes(
+    agreed: AgreedTable, family: str, records: int, squares: float, ones: Values, sums: Values
+) -> Values:
+    """Return the sums of columns over the records of each outcome, [k, p + 1], for `few_share`; of few numbers above
+    the least and below the greatest, of counts `sums`.
+
+    `ones`, `sums` [p + 1]: of the columns, and of them times the outcome; `squares`: of the outcomes.
     """
-    total = float(sums[0])
+    known = next((one for one in agreed.columns if one.label), None)
+    if codes := None if family == "gamma" else _codes(known, records, float(sums[0]), squares):
+        least, greatest, apart = codes
+        return np.stack([greatest * ones - sums, sums - least * ones]) / apart
+    return sums[None] if family == "poisson" else np.zeros((0, len(sums)))
+
+
+def _codes(known: AgreedColumn | None, records: int, total: float, squares: float) -> tuple[float, ...] | None:
+    """Return least, greatest and spacing of a column of few values, () if unknown; None for many values.
+
+    Without agreed ones a number that is a or a + 1 in every record has few: for whole numbers the sum of
+    (x - a)(x - a - 1) is 0.
+    """
+    if known is not None and known.levels:
+        return known.codes
     low = math.floor(total / records + 1e-9)
-    if abs(squares - (2 * low + 1) * total + low * (low + 1) * records) >= 1e-6 * records:
-        return sums[None] if family == "poisson" else np.zeros((0, len(sums)))
-    return np.stack([ones - (sums - low * ones), sums - low * ones])
+    off = squares - (2 * low + 1) * total + low * (low + 1) * records
+    return (low, low + 1, 1) if abs(off) < 1e-6 * records else None
+
+
+class _Score(NamedTuple):
+    """Evenly spaced values of a column, and how many records have each; () if unknown."""
+
+    least: float
+    greatest: float
+    apart: float
+    counts: tuple[int, ...]
+
+    def ends(self, x: Values, ones: Values) -> Values:
+        """Return a record's distances from the least and the greatest value, in spacings, as rows [2, p + 1]."""
+        return np.concatenate([x - self.least * ones, self.greatest * ones - x]) / self.apart
+
+    def distances(self, m: Values, sums: Values, records: int) -> Iterator[Values]:
+        """Yield the distances of `sums` over m records [k] from the least and the greatest possible ones, in spacings,
+        and the numbers of records with each value if these alone are possible.
+        """
+        many = np.array(
+            self.counts if self.counts and sum(m) <= records + SLACK else [max(records, *m)] * 2, np.float64
+        )
+        values = np.linspace(self.least, self.greatest, len(many))
+        for n, x in ((many, values), (many[::-1], values[::-1])):
+            packed = np.clip(m[:, None] - (np.cumsum(n) - n), 0, n)
+            away = np.abs(sums - packed @ x) / self.apart
+            yield from (away, packed[away < 1 / 2], (n - packed)[away < 1 / 2])
 
 
 def few_share(
-    design: ScaledColumns, products: Values, records: int, suppress: int, outcomes: Values | None = None
+    design: ScaledColumns, products: Values, records: int, agreed: AgreedTable, outcomes: Values | None = None
 ) -> bool:
-    """Return whether two categories of different columns, or one and an outcome, share 1 to `suppress` - 1 records.
+    """Return whether 1 to `agreed.suppress` - 1 records share two categories, or one and an outcome.
 
-    `products`: X'X of scaled columns and their ones, [p + 1, p + 1].  A number that is a or a + 1 in every record is a
-    category too: for whole numbers the sum of (x - a)(x - a - 1) is 0.  `outcomes`: sums of the columns over each
+    Of a column of few numbers a sum over a category's records counts few if it is close to the least or greatest one
+    possible: `suppress` spacings away several tables have it.  Without even spacing, or with filled cells, one sum
+    may determine all counts, and they are taken to be few.
+
+    `products`: X'X of scaled columns and their ones, [p + 1, p + 1].  `outcomes`: sums of the columns over each
     outcome's records, [k, p + 1].
 
     Raises TrainingError if they do and no column is of other numbers: such estimates are a table in another form
     (Brandt et al., Guidelines for the checking of output based on microdata research, 2010, section 2.2).
     """
-    columns = design.columns
-    codes = list[int]()
     units = np.diag([1.0, *design.deviation])
     units[1:, 0] = design.mean
-    counts = units @ products @ units.T
-    of_outcome = np.zeros((0, len(units))) if outcomes is None else outcomes @ units.T
-    for place in range(1, len(counts)):
-        low = math.floor(counts[0, place] / records + 1e-9)
-        off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * records
-        if abs(off) < 1e-6 * records:
-            less = np.eye(len(counts))
-            less[place, 0] = -low
-            counts, of_outcome = less @ counts @ less.T, of_outcome @ less.T
-            codes.append(place)
-    groups: dict[str, list[int]] = {}
-    for place, name in enumerate(columns, 1):
-        column = next((one for one in design.encoding.columns if name in one.features), None)
-        if (column is not None and column.categories) or place in codes:
-            groups.setdefault(column.name if column else name, []).append(place)
-    tables = [_without_sums(of_outcome[:, [0, *one]]) for one in groups.values()]
-    for one, other in itertools.combinations(groups.values(), 2):
-        tables.append(_without_sums(_without_sums(counts[np.ix_([0, *one], [0, *other])]).T))
-    whole = [np.rint(table) for table in tables]
-    few = any(bool(((table > 0) & (table < suppress)).any()) for table in whole)
-    if few and sum(map(len, groups.values())) == len(columns):
-        text = f"fewer than {suppress} records share two categories, or one and an outcome, and no column is of numbers"
-        raise TrainingError(text, ALONE)
-    return few
+    counts, one = units @ products @ units.T, np.eye(len(units))
+    known = {column.name: column for column in agreed.columns}
+    classes = [] if outcomes is None else [outcomes @ units.T]
+    words, scores, unclear, plain = list[Values](), list[tuple[Values, _Score]](), list[str](), False
+    for term, places in terms_of(design):
+        x, at, column = one[[place + 1 for place in places]], places[0] + 1, known.get(term)
+        of_words = term not in design.columns
+        codes = (0.0, 1.0, 1.0) if of_words else _codes(column, records, counts[0, at], counts[at, at])
+        if codes is None:
+            plain = True
+        elif not codes or (column and column.missing != 0 and not (of_words and column.indicated) and agreed.fills):
+            unclear.append(term)
+        elif of_words:
+            words.append(np.concatenate([one[:1] - x.sum(axis=0), x]))
+        else:
+            scores.append((x, _Score(*codes, column.spectrum if column else ())))
+    tables = [a @ counts @ b.T for a, b in itertools.combinations(words, 2)] + [
+        of @ a.T for of in classes for a in words
+    ]
+    ends = [score.ends(x, one[:1]) for x, score in scores]
+    tables += [a @ counts @ b.T for a, b in itertools.combinations(ends, 2)]
+    for x, score in scores:
+        for of in (*classes, *(a @ counts for a in words)):
+            tables += score.distances(of[:, 0], (of @ x.T)[:, 0], records)
+    few = any(((table > SLACK) & (table < agreed.suppress - SLACK)).any() for table in tables)
+    if few and not plain:
+        text = f"fewer than {agreed.suppress} records share two categories, or one and an outcome"
+        raise TrainingError(f"{text}, and no column is of numbers", ALONE)
+    if unclear and not plain:
+        text = f"column {unclear[0]!r}: few values, unevenly spaced or with empty cells filled, and no column of many"
+        raise TrainingError(text, UNCLEAR.format(unclear[0]))
+    return few or bool(unclear)
 
 
-def _without_sums(table: Values) -> Values:
-    return np.concatenate([table[:, :1] - table[:, 1:].sum(axis=1, keepdims=True), table[:, 1:]], axis=1)
+def is_coarse(design: ScaledColumns, agreed: AgreedTable) -> bool:
+    """Return whether all columns are of few values, one of three or more: with further sums, as of squared residuals,
+    exact estimates would give how many records have which value and outcome.
+    """
+    levels = {one.name: one.levels for one in agreed.columns}
+    numbers = [levels.get(name, 0) for name, _ in terms_of(design) if name in design.columns]
+    return all(numbers) and max(numbers, default=0) > 2
 
 
 def rounded_to(value: float, error: float, digits: int) -> float:
