@@ -53,7 +53,9 @@ def world_of(content: Mapping[str, Any], initial: Callable[[NodeId], Vector], an
         members, roster = plan._drawn
         known += [members, roster, *(members.keys(node)[1] for node in range(plan.n))]
     given = {"answer": answer} if answer else {}
-    return World(make, [plan.partners(node) for node in range(plan.n)], known=known, **given, **more)
+    return World(
+        make, [plan.partners(node) for node in range(plan.n)], known=known, experiment=content, **given, **more
+    )
 
 
 # --- gossip: the mean is kept, and an edge counts at both ends or neither ---------------------------------------------
@@ -69,7 +71,7 @@ def _gossip(peers: int, rounds: int, judge: Any, settled: Any, observe: Observe,
     content = {
         "rounds": rounds,
         "topology": {"graph": "complete", "n": peers},
-        "task": {"kind": "quadratic", "dim": 1, "dtype": "float64"},
+        "task": {"kind": "averaging", "dim": 1, "dtype": "float64"},
         "algorithm": {"start_timeout": 2.0, "deadline": 1.0, "least_deadline": 1.0, **algorithm},
     }
     return world_of(content, start, judge=judge, settled=settled, observe=observe, ghost=ghost)

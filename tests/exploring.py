@@ -277,6 +277,8 @@ class World:
     settled: Callable[[View], str] = lambda _view: ""
     may_crash: Sequence[NodeId] | None = None
     ghost: Hashable = ()
+    experiment: Mapping[str, Any] | None = None
+    """The experiment that has these machines; None: no experiment has."""
     until_ns: int = 1 << 62
     """The end of a run that does not end by itself: the first state at this time."""
 
@@ -511,7 +513,7 @@ class Explorer:
             Action(what, to, sender)
             for what, times in (("drop", left.drops), ("repeat", left.repeats))
             for (sender, to), queue in state.mail
-            if times and self._is_message(queue[0])
+            if times and self.is_message(queue[0])
         ]
         found += messages
         if left.crashes:
@@ -519,7 +521,7 @@ class Explorer:
             found += [Action("crash", node) for node in alive]
         return found
 
-    def _is_message(self, number: int) -> bool:
+    def is_message(self, number: int) -> bool:
         return not isinstance(self.messages.of[number], PeerGone | PeerJoined)
 
     def after(self, state: State, action: Action) -> State:
@@ -742,28 +744,34 @@ class Explorer:
         return tuple(reversed(path))
 
     def replay(self, schedule: Sequence[Action]) -> str:
-        """Return what is wrong in a run by `schedule`, and on to its end without faults; "" where nothing is.
+        """Return what is wrong in a run by `schedule`, and on to its end without faults; "" where nothing is."""
+        return self.played(schedule)[1]
+
+    def played(self, schedule: Sequence[Action]) -> tuple[Schedule, str]:
+        """Return the steps of that run, up to the wrong one, and what is wrong.
 
         An action that is impossible when its turn comes is left out.
         """
-        state, seen = self.start(), set[State]()
+        state, seen, taken = self.start(), set[State](), list[Action]()
         try:
             for action in schedule:
                 actions = self.actions(state)
                 self.check(state, actions)
                 if self._is_possible(state, action, actions):
+                    taken.append(action)
                     state = self.after(state, action)
             for _ in range(LONGEST):
                 actions = self.actions(state)
                 if self.check(state, actions):
-                    return ""
+                    return tuple(taken), ""
                 if state in seen:
-                    return "the run goes round in a circle without a fault"
+                    return tuple(taken), "the run goes round in a circle without a fault"
                 seen.add(state)
+                taken.append(actions[0])
                 state = self.after(state, actions[0])
         except WrongError as error:
-            return str(error)
-        return f"no end after {LONGEST} steps without a fault"
+            return tuple(taken), str(error)
+        return tuple(taken), f"no end after {LONGEST} steps without a fault"
 
     def _is_possible(self, state: State, action: Action, actions: Sequence[Action]) -> bool:
         if action.what != "cut":
@@ -775,21 +783,26 @@ class Explorer:
         return place < len(self._offered)
 
     def _minimised(self, schedule: Schedule, wrong: str) -> Schedule:
-        """Return a schedule of the same fault of which no action can be left out: runs of actions first, then each."""
-        kind, size = _kind(wrong), max(1, len(schedule) // 2)
-        while size:
-            at = 0
-            while at < len(schedule):
-                shorter = schedule[:at] + schedule[at + size :]
-                if _kind(self.replay(shorter)) == kind:
-                    schedule = shorter
-                else:
-                    at += size
-            size //= 2
-        return schedule
+        """Return a schedule of the same fault of which no action can be left out."""
+        return tuple(shortest(schedule, lambda shorter: kind_of(self.replay(shorter)) == kind_of(wrong)))
 
 
-def _kind(wrong: str) -> str:
+def shortest(parts: Sequence[Any], breaks: Callable[[Sequence[Any]], bool]) -> Sequence[Any]:
+    """Return `parts` without those that `breaks` does not need: runs of them are left out first, then each."""
+    size = max(1, len(parts) // 2)
+    while size:
+        at = 0
+        while at < len(parts):
+            shorter = [*parts[:at], *parts[at + size :]]
+            if breaks(shorter):
+                parts = shorter
+            else:
+                at += size
+        size //= 2
+    return parts
+
+
+def kind_of(wrong: str) -> str:
     """Return the words of a fault without its numbers."""
     return "".join(letter for letter in wrong.partition(":")[0] if letter.isalpha())
 

@@ -101,7 +101,7 @@ def _faults() -> Section:
         for name, hint in keys_of(struct).items():
             found.setdefault(_key("faults.", name, struct, hint, meant), []).append(kind)
     of = {key: "" if len(kinds) == len(KINDS) else ", ".join(kinds) for key, kinds in found.items()}
-    order = [f"faults.{name}" for name in ("start", "stop", "peers", "links")]
+    order = [f"faults.{name}" for name in ("start", "stop", "peers", "links", "messages")]
     keys = [dataclasses.replace(key, of=kinds) for key, kinds in of.items()]
     keys.sort(key=lambda key: (order.index(key.name) if key.name in order else len(order), key.name))
     which = Key("faults.kind", "text", REQUIRED, ", ".join(f"`{name}`" for name in KINDS), "What goes wrong.")

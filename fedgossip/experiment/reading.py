@@ -81,6 +81,14 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
     return where, content
 
 
+def faults_in(path: Path) -> list[Any]:
+    """Return the [[faults]] blocks of a fault script, a file of nothing else.  Raises ConfigError."""
+    content = _read(path)
+    if set(content) != {"faults"}:
+        raise ConfigError(f"{path}: no fault script", "It holds [[faults]] blocks, and nothing else.")
+    return cast("list[Any]", content["faults"])
+
+
 def file_kept_in(run: Path) -> Path:
     """Return the path of a run directory's experiment file.  Raises ConfigError if it cannot be read, or is a link that
     leads out of the directory.

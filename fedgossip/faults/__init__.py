@@ -26,6 +26,7 @@ from fedgossip.faults.script import (
     Slow,
     Strike,
     Turn,
+    pairs_of,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "Slow",
     "Strike",
     "Turn",
+    "pairs_of",
 ]

@@ -87,36 +87,49 @@ class OnLinks(TimedFault, frozen=True, kw_only=True):
         )
 
 
-class Drop(OnLinks, frozen=True, kw_only=True, tag="drop"):
-    """A message is lost."""
+class OnMessages(OnLinks, frozen=True, kw_only=True):
+    """A fault of the messages on links, of a share of them or of single ones."""
 
+    messages: tuple[tuple[Peer, Peer, Peer], ...] | None = None
+    """Single messages, in place of peers and links: [[0, 1, 5]] is message 5 from peer 0 to peer 1, counted from 0 in
+    the simulation, or since the start of the sender's process.
+    """
     probability: Share = 1.0
     """Share of the affected messages, drawn from the seed."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.messages is not None and (self.peers is not None or self.links is not None):
+            raise ValueError("give `messages`, or `peers` and `links`")
 
-class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
+    def affects(self, sender: NodeId, to: NodeId, number: int) -> bool:
+        """Return whether a message on an affected link is one of those named."""
+        return self.messages is None or (sender, to, number) in self.messages
+
+
+class Drop(OnMessages, frozen=True, kw_only=True, tag="drop"):
+    """A message is lost."""
+
+
+class Delay(OnMessages, frozen=True, kw_only=True, tag="delay"):
     """A message takes `seconds` longer; later messages on the link wait behind it."""
 
     seconds: Seconds
     """Additional seconds, fixed or maximum."""
-    probability: Share = 1.0
-    """Share of the affected messages, drawn from the seed."""
 
 
-class Duplicate(OnLinks, frozen=True, kw_only=True, tag="duplicate"):
-    """A message arrives twice."""
+class Duplicate(OnMessages, frozen=True, kw_only=True, tag="duplicate"):
+    """A message arrives twice, the second time `seconds` later."""
 
-    probability: Share = 1.0
-    """Share of the affected messages, drawn from the seed."""
+    seconds: Seconds | None = None
+    """Seconds until the second copy; none: both arrive together."""
 
 
-class Reorder(OnLinks, frozen=True, kw_only=True, tag="reorder"):
+class Reorder(OnMessages, frozen=True, kw_only=True, tag="reorder"):
     """A message is held back for up to `seconds`; others overtake it."""
 
     seconds: Seconds
     """Additional seconds, fixed or maximum."""
-    probability: Share = 1.0
-    """Share of the affected messages, drawn from the seed."""
 
 
 class Flap(OnLinks, frozen=True, kw_only=True, tag="flap"):
@@ -198,16 +211,22 @@ KINDS: dict[str, type[TimedFault]] = {
 # --- contradictory entries --------------------------------------------------------------------------------------------
 
 
+def pairs_of(fault: Fault) -> list[tuple[NodeId, NodeId]]:
+    """Return the links that a fault names, by themselves or by their messages."""
+    messages = getattr(fault, "messages", None) or ()
+    return [*(getattr(fault, "links", None) or ()), *((sender, to) for sender, to, _ in messages)]
+
+
 def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeId]] | None) -> None:
     for index, fault in enumerate(faults):
         where = f"faults[{index}] ({fault.__struct_config__.tag})"
-        peers, pairs = getattr(fault, "peers", None), getattr(fault, "links", None)
-        if peers == () or pairs == ():
+        peers, pairs = getattr(fault, "peers", None), pairs_of(fault)
+        if () in (peers, getattr(fault, "links", None), getattr(fault, "messages", None)):
             _refuse(where, "an empty list strikes no peer", "Leave the key out to hit all.")
-        for node in (*(peers or ()), *chain(*(pairs or ())), *chain(*getattr(fault, "groups", ()))):
+        for node in (*(peers or ()), *chain(*pairs), *chain(*getattr(fault, "groups", ()))):
             if node >= n:
                 _refuse(where, f"there is no peer {node}", f"The graph has peers 0 to {n - 1}.")
-        for a, b in pairs or ():
+        for a, b in pairs:
             if links is not None and (a, b) not in links and (b, a) not in links:
                 _refuse(where, f"{a} and {b} are no neighbours", "Name links of the graph: fedgossip topology show.")
         if isinstance(fault, Partition):
@@ -300,9 +319,9 @@ class FaultScript:
 
     def fate(self, sender: NodeId, to: NodeId, number: int, now_ns: int) -> Fate:
         """Return the fate of message `number` from `sender` to `to`, apart from cuts."""
-        delay, held, copies = 0, 0, 1
+        delay, held, copies = 0, 0, [0]
         for index, fault in self._on(sender, to):
-            if not fault.on(now_ns) or isinstance(fault, Flap | Partition | OnPeers):
+            if not isinstance(fault, OnMessages) or not fault.on(now_ns) or not fault.affects(sender, to, number):
                 continue
             if fault.probability < 1 and self._drawn(index, sender, to, number, 0) >= fault.probability:
                 continue
@@ -313,9 +332,10 @@ class FaultScript:
                     delay += ns(seconds)
                 case Reorder(seconds=seconds):
                     held += ns(seconds * self._drawn(index, sender, to, number, 1))
-                case Duplicate():
-                    copies += 1
-        return Fate(delay, (held,) * copies) if delay or held or copies > 1 else UNHARMED
+                case Duplicate(seconds=seconds):
+                    copies.append(ns(seconds or 0.0))
+        harmed = delay or held or len(copies) > 1
+        return Fate(delay, tuple(held + later for later in copies)) if harmed else UNHARMED
 
     def cut(self, a: NodeId, b: NodeId, now_ns: int) -> bool:
         """Return whether a partition or a flap separates `a` and `b`."""
@@ -402,7 +422,9 @@ def _hits(fault: Fault, a: NodeId, b: NodeId) -> bool:
     match fault:
         case Partition(groups=groups):
             return _group(groups, a) != _group(groups, b)
-        case Drop() | Delay() | Duplicate() | Reorder() | Flap():
+        case OnMessages(messages=messages) if messages is not None:
+            return (a, b) in pairs_of(fault)
+        case OnLinks():
             return fault.hits(a, b)
         case _:
             return False

@@ -26,7 +26,7 @@ from fedgossip.core.task import Job, LocalTask, checked_task, model_likeness, re
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.experiment.run_sections import LINKS
-from fedgossip.faults import FaultScript
+from fedgossip.faults import FaultScript, pairs_of
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.own_parts import check_schedule
 from fedgossip.plans.plan import Plan, hash_of, without_folders
@@ -117,7 +117,7 @@ def versions() -> dict[str, str]:
 def faults_of(plan: Plan) -> FaultScript:
     """Return the [[faults]] of a run.  Raises ConfigError for unknown peers or links."""
     faults = plan.experiment.faults
-    named = {tuple(pair) for fault in faults for pair in getattr(fault, "links", None) or ()}
+    named = {pair for fault in faults for pair in pairs_of(fault)}
     links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
     return FaultScript(faults, plan.n, plan.experiment.seed, links)
 

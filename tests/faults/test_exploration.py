@@ -1,11 +1,15 @@
 """Every schedule of small runs of the real machines: what their docstrings promise holds in each state.
 
 python tests/faults/test_exploration.py [WORDS [STATES]]    the long form of the runs so named, and what it took
+
+A counter-example is written as a fault script into a temporary folder, if the simulator breaks under one.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +19,10 @@ if __name__ == "__main__":
 
 import explored
 import pytest
+from commands import in_process
 from explored import async_gossip, members, push_sum, ring, secure, servers, sync_gossip
-from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
+from exploring import Budget, CannotCopyError, Copier, Explorer, Found, OutOfRoomError, World
+from scheduled_faults import NoScriptError, WatchedRun, counter_example, write_script
 
 from fedgossip.core.machine import Checkpoint, SetTimer
 from fedgossip.protocols.federated.coordinator import Coordinator
@@ -158,6 +164,8 @@ class Mutation(NamedTuple):
     fault: Any
     budget: Budget
     short: bool = True
+    scripted: bool = True
+    """Whether a fault script breaks the same in the simulator."""
 
 
 _GOSSIP, _ASYNC, _PUSH = "gossip, 2 peers, 3 rounds", "async gossip, 2 peers, 3 rounds", "push-sum, 2 peers, 3 rounds"
@@ -187,7 +195,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         _ASYNC, Pairing, "declined", explored.declined_without_count, Budget(drops=1), short=False
     ),
     "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1)),
-    "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1)),
+    "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1), scripted=False),
     "a clock's sum is kept for the next": Mutation(_SERVERS, StepPerClock, "close", _kept_sum, Budget()),
     "a repeated push is added twice": Mutation(_SERVERS, ParameterServer, "_pushed", _pushed_again, Budget(repeats=1)),
     "a coordinator invites before the round is on disk": Mutation(
@@ -197,27 +205,42 @@ MUTATIONS: Mapping[str, Mutation] = {
         _sent_before_the_disk,
         Budget(crashes=1),
         short=False,
+        scripted=False,
     ),
     "an answered ping counts as silence": Mutation(
-        "members, 3", FailureDetector, "_answered", lambda *_: False, Budget()
+        "members, 3", FailureDetector, "_answered", lambda *_: False, Budget(), scripted=False
     ),
     "a parcel that comes back is kept out": Mutation(
-        _PUSH, Arcs, "accepted", lambda self, to, _: self.out.pop(to, None) is not None, Budget(drops=1, hastes=1)
+        _PUSH,
+        Arcs,
+        "accepted",
+        lambda self, to, _: self.out.pop(to, None) is not None,
+        Budget(drops=1, hastes=1),
+        scripted=False,
     ),
 }
 
 
-def found_with(mutation: Mutation, patch: pytest.MonkeyPatch, most: int) -> Explorer:
-    """Explore with the fault; the counter-example must go wrong with it each time, and not without it."""
-    world = RUNS[mutation.run].world
+def found_with(mutation: Mutation, patch: pytest.MonkeyPatch, most: int) -> list[dict[str, Any]]:
+    """Explore with the fault; the counter-example must go wrong with it each time, and not without it.
+
+    Return its fault script, of which the same must hold in the simulator.
+    """
+    world, budget = RUNS[mutation.run].world, mutation.budget
     with patch.context() as faulty:
         faulty.setattr(mutation.owner, mutation.name, mutation.fault)
-        explorer = Explorer(world(), mutation.budget)
-        found = explorer.explore(most)
+        found = Explorer(world(), budget).explore(most)
         assert found.wrong, f"not found in {found}"
-        assert Explorer(world(), mutation.budget).replay(found.schedule)
-    assert Explorer(world(), mutation.budget).replay(found.schedule) == ""
-    return explorer
+        assert Explorer(world(), budget).replay(found.schedule)
+        if mutation.scripted:
+            script = counter_example(world(), budget, found.schedule)
+            assert WatchedRun(world(), budget).wrong(script)
+        else:
+            with pytest.raises(NoScriptError):
+                counter_example(world(), budget, found.schedule)
+    assert Explorer(world(), budget).replay(found.schedule) == ""
+    assert not mutation.scripted or WatchedRun(world(), budget).wrong(script) == ""
+    return script if mutation.scripted else []
 
 
 @pytest.mark.parametrize("name", [name for name, one in MUTATIONS.items() if one.short])
@@ -230,6 +253,23 @@ def test_a_fault_in_a_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_every_fault_in_a_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found_with(MUTATIONS[name], monkeypatch, LONG)
+
+
+def test_a_counter_example_is_a_script_that_run_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mean of all peers is the solution of averaging: its loss is zero, unless an edge counts at one end only."""
+    mutation = MUTATIONS["a repair is added twice"]
+    script = found_with(mutation, monkeypatch, 3000)
+    _, *words = write_script(tmp_path, RUNS[mutation.run].world(), script).split()
+
+    def loss(out: str) -> float:
+        ran = in_process([*words, "--json", "--no-report", "--out", out], tmp_path, monkeypatch, capsys)
+        return float(json.loads(ran.out)["test_loss"])
+
+    assert loss("sound") < 1e-30
+    monkeypatch.setattr(mutation.owner, mutation.name, mutation.fault)
+    assert loss("broken") > 0.01
 
 
 # --- what the machines must bear --------------------------------------------------------------------------------------
@@ -259,17 +299,25 @@ def explore_named(words: str = "", most: str = str(LONG)) -> None:
     for title, one in RUNS.items():
         if words in title:
             for each in budgets(one.budget):
-                print(title, tuple(each), Explorer(one.world(), each).explore(int(most)), flush=True)
+                found = Explorer(one.world(), each).explore(int(most))
+                print(title, tuple(each), found, flush=True)
+                if found.wrong:
+                    world = one.world()
+                    try:
+                        script = counter_example(world, each, found.schedule)
+                        print(write_script(Path(tempfile.mkdtemp()), world, script), flush=True)
+                    except NoScriptError as error:
+                        print(f"no fault script: {error}", flush=True)
 
 
 @pytest.mark.parametrize(("words", "most"), [((), LONG), (("gossip, 2 peers",), LONG), (("members", "10"), 10)])
 def test_the_command_takes_a_name_and_a_number_of_states(
     words: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Explorer, "explore", lambda _self, most: most)
+    monkeypatch.setattr(Explorer, "explore", lambda _self, most: Found(most))
     explore_named(*words)
     lines = capsys.readouterr().out.splitlines()
-    assert lines and all(line.endswith(f" {most}") for line in lines)
+    assert lines and all(f"all {most} states" in line for line in lines)
 
 
 if __name__ == "__main__":

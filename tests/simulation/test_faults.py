@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Leaving
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.experiment import load_experiment
+from fedgossip.experiment import faults_in, load_experiment
 from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
+from fedgossip.faults.script import Drop
 from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts, count_missing_clients
@@ -82,6 +84,14 @@ def test_faults_of_one_message_add_up() -> None:
     assert [slow.factor(1, 0), slow.factor(1, 5 * NS), slow.factor(0, 0)] == [6.0, 2.0, 2.0]
 
 
+def test_single_messages_are_named_by_sender_receiver_and_number() -> None:
+    named = script({"kind": "drop", "messages": [[0, 1, 5], [1, 0, 2]]}, links=RING)
+    assert [number for number in range(9) if named.fate(0, 1, number, 0).lost] == [5]
+    assert [number for number in range(9) if named.fate(1, 0, number, 0).lost] == [2]
+    assert not named.fate(2, 1, 5, 0).lost
+    assert script({"kind": "duplicate", "seconds": 0.5}).fate(0, 1, 0, 0).held_ns == (0, NS // 2)
+
+
 def test_peers_in_no_group_of_a_partition_are_one_more() -> None:
     parted = script({"kind": "partition", "groups": [[0, 1], [2]]})
     assert [parted.cut(a, b, 0) for a, b in ((0, 1), (0, 2), (0, 5), (5, 7))] == [False, True, True, False]
@@ -124,6 +134,11 @@ def test_every_so_often_another_peer_is_struck_and_nobody_who_is_away() -> None:
         ({"kind": "drop", "peers": []}, "strikes no peer"),
         ({"kind": "drop", "links": [[0, 2]]}, "0 and 2 are no neighbours"),
         ({"kind": "drop", "links": [[0, 1, 2]]}, r"faults\[0\].links\[0\]"),
+        ({"kind": "drop", "messages": [[0, 2, 5]]}, "0 and 2 are no neighbours"),
+        ({"kind": "drop", "messages": [[0, 8, 5]]}, "there is no peer 8"),
+        ({"kind": "drop", "messages": []}, "strikes no peer"),
+        ({"kind": "drop", "messages": [[0, 1, 5]], "peers": [0]}, "give `messages`, or `peers` and `links`"),
+        ({"kind": "flap", "seconds": 1.0, "messages": [[0, 1, 5]]}, "unknown key"),
         ({"kind": "drop", "start": 5.0, "stop": 5.0}, "not after start"),
         ({"kind": "partition", "groups": [[0, 1], [1, 2]]}, "peer 1 is in two groups"),
         ({"kind": "partition", "groups": [list(range(8))]}, "separate no peers"),
@@ -137,6 +152,17 @@ def test_every_so_often_another_peer_is_struck_and_nobody_who_is_away() -> None:
 def test_nonsense_is_refused_and_named(fault: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         script(fault, links=RING)
+
+
+def test_a_fault_script_replaces_the_faults_of_an_experiment_and_has_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "faults.toml"
+    file.write_text('faults = [{ kind = "drop", messages = [[0, 1, 2]] }]')
+    ring: dict[str, Any] = {"topology": {"graph": "ring", "n": 4}, "faults": [{"kind": "reorder", "seconds": 1.0}]}
+    (drop,) = load_experiment(ring, faults=faults_in(file)).faults
+    assert isinstance(drop, Drop) and drop.messages == ((0, 1, 2),)
+    file.write_text("rounds = 3\nfaults = []")
+    with pytest.raises(ConfigError, match="no fault script"):
+        faults_in(file)
 
 
 def test_an_experiment_with_faults_is_read_again_as_it_was_written() -> None:

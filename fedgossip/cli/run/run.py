@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     help="Resume a run that was stopped, in its folder; EXPERIMENT may be left out.",
 )
 @run_code_option
+@click.option(
+    "--faults",
+    type=click.Path(path_type=Path),
+    help="Replace the file's [[faults]] by those of this file, which has nothing else.",
+)
 @click.option("--trace", is_flag=True, help="With --on local: write a trace of the peers' events, for replay.")
 @trace_limit_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
@@ -82,6 +87,7 @@ def run(
     out: Path | None,
     stopped: Path | None,
     run_code: bool,
+    faults: Path | None,
     trace: bool,
     trace_limit: float,
     dry_run: bool,
@@ -91,7 +97,7 @@ def run(
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
-    from fedgossip.experiment import ignored_by, load_experiment
+    from fedgossip.experiment import faults_in, ignored_by, load_experiment
 
     if stopped:
         from fedgossip.drivers import resume
@@ -103,11 +109,14 @@ def run(
         raise click.UsageError("--trace needs --on local: a simulation can be repeated without it")
     if stopped and n is not None:
         raise click.UsageError("--resume and -n: a run resumes with its own participants")
+    if stopped and faults:
+        raise click.UsageError("--resume and --faults: a run resumes with its own faults")
     if stopped:
         wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
     else:
         assert experiment is not None, "one of both is given"
-        wanted = load_experiment(experiment, overrides, size=n, seed=seed)
+        script = faults_in(faults) if faults else None
+        wanted = load_experiment(experiment, overrides, size=n, seed=seed, faults=script)
     if dry_run:
         from fedgossip.plans import compose
 
