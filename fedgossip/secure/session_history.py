@@ -36,13 +36,23 @@ UNRECORDED = "?"
 class AskedBefore:
     """A client's last request: the round, and the received vector, [d].
 
-    `clients`: of its sum; `sum_digest`: its signed hash; 0 and b"" for a session that ended earlier.
+    `clients`: of its sum; `sum_digest`: its signed hash; 0 and b"" for a session that ended earlier.  `whole`: the next
+    vector has that sum; otherwise it has one of more clients, of which this was a leaf coordinator's part.
     """
 
     round: int
     model: Vector
     clients: int = 0
     sum_digest: bytes = b""
+    whole: bool = True
+
+    def miscounted(self, clients: int) -> str:
+        """Return why the next vector cannot have sums over this number of clients; "" if it can."""
+        if self.whole and self.clients and clients != self.clients:
+            return f"sums of {clients} sites, where {self.clients} were signed"
+        if clients < self.clients:
+            return f"sums of {clients} sites, and its own leaf coordinator has signed {self.clients}"
+        return ""
 
 
 class Questions(Protocol):

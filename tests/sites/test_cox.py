@@ -248,13 +248,13 @@ def test_means_that_no_honest_coordinator_sends_are_refused() -> None:
         before = stepped(layout, before, requested_sums(whole, before), SITES)
     after = FittedHazards(layout, stepped(layout, before, requested_sums(whole, before), SITES))
     told = FittedHazards(layout, before)
-    assert after.stage == SQUARES and not told.broken(after, SITES)
+    assert after.stage == SQUARES and not told.broken(after)
     assert not any(CoxTask(layout, {0: site_of(layout, one).records}, 5).uneven(0, 0, after.x) for one in sites)
     after["means"][0, 1] += 1e3
-    assert "the point is not that of the step" in told.broken(after, SITES)
+    assert "the point is not that of the step" in told.broken(after)
     events = after["events"][0]
     after["means"][0, 2] -= 1e3 * events[1] / events[2]  # without a gradient, so only a site's own records show it
-    assert not told.broken(after, SITES)
+    assert not told.broken(after)
     few = drawn(0)
     few[2][(few[1] > GRID[0]) & (few[1] <= GRID[4])] = False
     few[1][:1], few[2][:1] = (after.layout.design.grid[int(after.ends[1])], True)

@@ -77,13 +77,6 @@ def test_a_relay_without_tls_in_the_endpoints_has_a_notice(
         assert said.code == 3 and said.err.count(f"{address} is without TLS") == notices, said
 
 
-def test_exact_sums_have_no_tiers(folder: Path, tmp_path: Path) -> None:
-    tiers = 'coordinator.tiers=[{groups=["0-2","3,4"],secure=false},{clients=2,secure=false}]'
-    for command in (["fit", "glm.toml", "--to", str(tmp_path / "none")], ["data", "agree", "glm.toml"]):
-        said = typed([*command, "--set", tiers], folder)
-        assert said.code == 2 and "of the same clients, which no client can check above its own" in said.errors[0], said
-
-
 # --- what all processes write -----------------------------------------------------------------------------------------
 
 

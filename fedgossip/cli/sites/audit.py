@@ -16,6 +16,7 @@ from fedgossip.cli.text import CommandGroup, columns, echo
 from fedgossip.core.run_format import AUDIT_LOG, TRANSCRIPT
 
 if TYPE_CHECKING:
+    from fedgossip.audit.entries import Owner
     from fedgossip.audit.verify import Verification
     from fedgossip.secure.session import ParticipantRoster
 
@@ -167,7 +168,8 @@ class _Judge:
         if self.key:
             return bytes.fromhex(self.key)
         file = self.endpoints or self.roster
-        node = _participant(path) if self.node is None else self.node
+        owner = _owner(path)
+        node = owner.participant if owner and self.node is None else self.node
         if file is None or node is None:
             return None
         blocks = load_blocks(file)
@@ -179,23 +181,24 @@ class _Judge:
         """Return the roster of all sessions, and the key of the transcripts' coordinator: by its log, else the root's,
         the last.
         """
+        from fedgossip.audit.verify import CLIENT
         from fedgossip.net.endpoints import load_blocks, roster_of
         from fedgossip.secure.session import ParticipantRoster
 
         if (file := self.roster or self.endpoints) is None:
             raise click.UsageError("transcripts are verified with --endpoints")
         *others, root = members = roster_of(load_blocks(file)).members
-        owner = _participant(folder.parent / AUDIT_LOG)
-        named = members[owner] if owner is not None and owner < len(members) else root
-        coordinator = named if named.endpoint else root
+        owner = _owner(folder.parent / AUDIT_LOG)
+        leads = owner is not None and owner.role != CLIENT and owner.participant < len(members)
+        coordinator = members[owner.participant] if owner and leads else root
         return ParticipantRoster(tuple(others)), bytes.fromhex(self.key) if self.key else coordinator.identity
 
 
-def _participant(path: Path) -> int | None:
+def _owner(path: Path) -> Owner | None:
     from fedgossip.audit.entries import AuditError, entries, owner_of
 
     try:
-        return owner_of(next(entries(path))).participant
+        return owner_of(next(entries(path)))
     except (AuditError, ValueError, StopIteration):
         return None
 

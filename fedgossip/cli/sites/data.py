@@ -139,7 +139,7 @@ def agree(
         return _sum_at_one_desk(plan, task, schema, refused, ledger)
     plan, task, refused = statistics_task(plan, schema, held)
     who = plan.coordinator if site is None else site
-    gate = None if site is None else _gate(whole, known, site)
+    gate = _gate(whole, known, held[0]) if held else None
 
     def write(vector: Any, _record: Record) -> None:
         if not known.is_written(Path(plan.experiment.data.agreed)):

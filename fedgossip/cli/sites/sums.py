@@ -61,7 +61,7 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--endpoints", type=click.Path(path_type=Path),
                      help="With others on their own machines: all participants' ids, addresses and public keys."),
         click.option("--id", "site", type=click.IntRange(min=0),
-                     help="Which site this is; without it, and with --endpoints, the coordinator."),
+                     help="Which site or leaf coordinator this is; without it, and with --endpoints, the coordinator."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -120,7 +120,6 @@ def sum_with_others(
     from fedgossip.plans.tasks import DataShares
 
     assert known.endpoints is not None, "others are found by them"
-    leads = node == plan.coordinator
     shares = DataShares(plan.experiment.data.source, digest=digest)
     if known.carrier and known.out is None:
         raise ConfigError("--links without --out", "Name the folder of this site's log, for `fedgossip step`.")
@@ -133,7 +132,7 @@ def sum_with_others(
         known.experiment,
         plan,
         node,
-        "coordinator" if leads else f"site {node}",
+        f"site {node}" if node < plan.learners else plan.roles.label(node),
         known.key,
         known.endpoints,
         everybody,
@@ -150,7 +149,7 @@ def sum_with_others(
         concluded=_writing(plan, node, (task, shares), opened, write if node not in refused else None),
     )
     try:
-        code = participant.take_part("waiting for the sites" if leads else "calling the coordinator")
+        code = participant.take_part("calling the coordinator" if node < plan.learners else "waiting for the sites")
     except FedgossipError as stopped:
         if "--resume" in stopped.advice:
             stopped.advice = BEGIN_AGAIN
@@ -195,10 +194,12 @@ def find_held(plan: FederationPlan, known: OtherMachines, site: int | None) -> S
 
     if known.endpoints is None and site is not None:
         raise ConfigError("--id without --endpoints", "Name the file with all participants' keys; or leave --id out.")
-    if site is not None:
-        check_site(plan, site)
-        return [site]
-    return range(plan.learners) if known.endpoints is None else []
+    if site is None:
+        return range(plan.learners) if known.endpoints is None else []
+    if plan.learners <= site < plan.coordinator:  # a leaf coordinator
+        return []
+    check_site(plan, site)
+    return [site]
 
 
 def sum_at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
@@ -220,9 +221,10 @@ def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> No
     from fedgossip.base.errors import TooFewPeersError
 
     print_refusals(refused)
-    left = plan.learners - len(refused)
-    if left < plan.least:
-        text = f"too few sites are left: {left} of {plan.learners}, and {plan.least} are needed"
+    left = set(range(plan.learners)) - set(refused)
+    if not plan.tree.sums_up(plan.coordinator, left, plan.least):
+        needed = f"{plan.least} are needed" if plan.tree.flat else f"each leaf coordinator needs {plan.least}"
+        text = f"too few sites are left: {len(left)} of {plan.learners}, and {needed}"
         advice = "Mend the files named above; coordinator.min_clients is the number of sites needed."
         raise TooFewPeersError(text, advice)
 
@@ -304,7 +306,7 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     if budget is None:
         return ["epsilon: none covers them, for they have no noise"]
     cost, before = Mechanism(budget.noise, 1.0, rounds), list[Mechanism]()
-    if site is not None:
+    if site is not None and site < plan.learners:
         source = plan.experiment.data.source
         path = known.ledger or known.key.with_name(f"{known.key.name}.{run_format.SPENT}")
         before = read_releases(

@@ -129,10 +129,10 @@ class PooledSumsTask(SumsTask):
         numbers, places = integers_of(words), self.places(before.round)
         if any(number for number, place in zip(numbers, places.tolist(), strict=True) if not place):
             return "sums of an earlier round have changed"
-        if before.clients and places[0] and numbers[0] != before.clients:
-            return f"sums of {numbers[0]} sites, where {before.clients} were signed"
+        if places[0] and (why := before.miscounted(numbers[0])):
+            return why
         whole = np.concatenate([words, words_of([before.clients])])
-        if before.sum_digest and hashlib.sha256(little(whole)).digest() != before.sum_digest:
+        if before.whole and before.sum_digest and hashlib.sha256(little(whole)).digest() != before.sum_digest:
             return "other sums than the coordinator has signed"
         return ""
 

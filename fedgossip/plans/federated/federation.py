@@ -521,8 +521,9 @@ class FederationPlan(Plan):
             past.company, past.members = who.company, past.members if past.company == who.company else ""
         party = SecAggClient(seat.node, roster, policy, who.sign, who.entropy, past)
         round: Any = seat.resumed.facts.get("pending_round", -1) if seat.resumed else -1
-        before = AskedBefore(round, seat.resumed.vectors["x"]) if seat.resumed and round >= 0 else None
-        return Securely(party, self._chances(seat.node, who), self.questions, before)
+        whole = self.tree.flat
+        before = AskedBefore(round, seat.resumed.vectors["x"], whole=whole) if seat.resumed and round >= 0 else None
+        return Securely(party, self._chances(seat.node, who), self.questions, before, whole)
 
     # --- the run --------------------------------------------------------------------------------------------------
 

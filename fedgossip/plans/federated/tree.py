@@ -12,7 +12,7 @@ coordinators, the root last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,6 +102,14 @@ class Tree:
         if group.tier == 0:
             return least
         return min(self.leaves_below(one, least) for one in group.members) * group.least
+
+    def sums_up(self, node: NodeId, clients: Collection[NodeId], least: int) -> bool:
+        """Return whether a participant has a sum of enough of these present clients, with `least` in each leaf."""
+        if node < self.clients:
+            return node in clients
+        group = self.group(node)
+        there = sum(self.sums_up(one, clients, least) for one in group.members)
+        return there >= (group.least if group.tier else least)
 
     @property
     def roles(self) -> Roles:

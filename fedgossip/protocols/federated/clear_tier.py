@@ -36,6 +36,7 @@ class ClearSumming:
     """Minimum number of members in a sum."""
     life: int = 0
     members: frozenset[NodeId] | None = None
+    """The fixed members of all sums, and the only ones invited, if they must not change and a first sum exists."""
 
     def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:  # noqa: ARG002
         return sampling.draw(round, here)
@@ -140,6 +141,8 @@ class ClearRound:
             self.result = Abandoned(len(self.counted), self.summing.least, error.reason.value, str(error))
             return []
         self.result, self._facts = reading.result(found, self._total, self.round), reading.facts(found, fixed)
+        if fixed.together:
+            self.summing.members, self.summing.least = frozenset(self.counted), len(self.counted)
         return [Log("sum", {"round": self.round, "clients": found.clients})]
 
     def facts(self) -> Mapping[str, object]:

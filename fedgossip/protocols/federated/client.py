@@ -82,13 +82,17 @@ class Plainly:
 
 @dataclass
 class Securely:
-    """Answers through a secure sum only; `before`: the last request of an earlier incarnation."""
+    """Answers through a secure sum only; `before`: the last request of an earlier incarnation.
+
+    `whole`: the sum is that of all; otherwise a leaf coordinator's part.
+    """
 
     party: SecAggClient
     chances: Callable[[int], Chances]
     """Random streams of a round."""
     questions: Questions | None = None
     before: AskedBefore | None = None
+    whole: bool = True
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> SecurePart:
         if not invite.frame:
@@ -110,7 +114,7 @@ class Securely:
         if last and self.before and last.invite.round == self.before.round:
             self.before = replace(self.before, clients=last.survivors, sum_digest=last.sum_digest)
         self.questions.check(self.party.me, invite.round, invite.vectors[0], self.before)
-        self.before = AskedBefore(invite.round, invite.vectors[0])
+        self.before = AskedBefore(invite.round, invite.vectors[0], whole=self.whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,7 @@ class TreesTask(SumsTask):
 
     def broken(self, model: Vector, before: AskedBefore) -> str:
         growing, after = GrowingTrees(self.layout, before.model), GrowingTrees(self.layout, model)
-        if before.clients and after.sites != before.clients:
-            return f"sums of {after.sites} sites, where {before.clients} were signed"
-        return growing.broken(after)
+        return before.miscounted(after.sites) or growing.broken(after)
 
     def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
         return self._sites[node].find_excess(GrowingTrees(self.layout, model))

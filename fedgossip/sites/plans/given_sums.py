@@ -142,6 +142,9 @@ def fit_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> Any:
 def _held(plan: FederationPlan, site: NodeId) -> list[NodeId]:
     if not 0 <= site < plan.learners:
         raise ConfigError(f"there is no site {site}", f"Sites are the clients 0 to {plan.learners - 1}.")
+    if not plan.tree.flat:
+        text = "coordinator.tiers over given sums, each of which is over all sites"
+        raise ConfigError(text, "Leave coordinator.tiers out, for the same result.")
     return [site]
 
 

@@ -35,6 +35,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
+from fedgossip.plans.federated.tree import tree_of
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import Values
@@ -85,7 +86,7 @@ def plan_of_sums(
         coordinator=msgspec.structs.replace(
             c, algorithm="fedavg", options={}, codec="", participation=1.0, cohort=None, over_selection=1.0,
             sampling="uniform",
-            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
+            min_clients=max(SITES, c.min_clients or min(5, tree_of(c).smallest_leaf)),
             privacy=msgspec.structs.replace(c.privacy, test_noise=0.0),
         ),
         **others,

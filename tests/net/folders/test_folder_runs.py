@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import typed
 from folder_kit import PLANTED, FolderRun, Synchroniser, asynchronous, federated, gossip, learned, plant, tiers
 from spying import spying
 
@@ -27,7 +28,7 @@ from fedgossip.drivers.participant import check_journalled
 from fedgossip.experiment import checked
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net import folder_links, pair_folder
-from fedgossip.net.endpoints import roster_of
+from fedgossip.net.endpoints import block, roster_of
 from fedgossip.plans import compose
 from fedgossip.runs import journal
 from fedgossip.runs.journal import ROUNDS_HELD, Journal
@@ -120,6 +121,10 @@ def test_the_bits_are_the_simulators(content: dict[str, object], place: Path) ->
     run = FolderRun(place, content)
     run.over()
     check_ended(run, int(content["rounds"]))  # type: ignore[call-overload]
+    (place / "endpoints.toml").write_text("".join(block(node, one) for node, one in run.endpoints.items()))
+    for node in range(run.plan.learners, run.plan.n if run.plan.masks else 0):  # also a leaf's, which has no address
+        verified = typed(["audit", "verify", f"own{node}", "--endpoints", "endpoints.toml"], place)
+        assert verified.code == 0, verified
 
 
 @pytest.mark.parametrize(

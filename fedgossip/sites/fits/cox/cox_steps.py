@@ -255,10 +255,8 @@ class FittedHazards:
 
     # --- permitted states -----------------------------------------------------------------------------------------
 
-    def broken(self, after: FittedHazards, clients: int) -> str:
-        """Return why a state cannot follow from this one by sums over `clients` sites (0: any number), or "".  Sums
-        known only to the coordinator are not checked.
-        """
+    def broken(self, after: FittedHazards) -> str:
+        """Return why a state cannot follow from this one; "" if it can.  Sums sent to no site are not checked."""
         free: tuple[str, ...]
         match self.stage:
             case 0:
@@ -277,8 +275,6 @@ class FittedHazards:
                 )
                 seen = "stage", "points", "fewest"
                 fits = after.stage == MOMENTS and self._alike(after, (*seen, *published, "hazard", "spared"))
-                if fits and clients and after.number("asked_sites") != clients:
-                    return f"sums of {after.number('asked_sites')} sites, where {clients} were signed"
                 fits = fits or (after.stage in (RISK, OVER) and self._halved()._alike(after, seen))
             case 2:
                 fits = (after.stage == RISK and self._alike(after, ("stage",))) or self._stepped_to(after)
@@ -435,7 +431,9 @@ class CoxTask(SumsTask):
         return requested_sums(self._sites[job.node], job.vector)
 
     def broken(self, model: Vector, before: AskedBefore) -> str:
-        return FittedHazards(self.layout, before.model).broken(self._state(model), before.clients)
+        after = self._state(model)
+        miscounted = before.miscounted(after.number("asked_sites")) if after.stage == MOMENTS else ""
+        return miscounted or FittedHazards(self.layout, before.model).broken(after)
 
     def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
         after = self._state(model)
