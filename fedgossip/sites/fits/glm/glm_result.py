@@ -381,9 +381,8 @@ class _Score(NamedTuple):
         """Yield the distances of `sums` over m records [k] from the least and the greatest possible ones, in spacings,
         and the numbers of records with each value if these alone are possible.
         """
-        many = np.array(
-            self.counts if self.counts and sum(m) <= records + SLACK else [max(records, *m)] * 2, np.float64
-        )
+        of_records = self.counts and sum(m) <= records + SLACK  # not of counts
+        many = np.array(self.counts if of_records else [max(records, *m)] * 2, np.float64)
         values = np.linspace(self.least, self.greatest, len(many))
         for n, x in ((many, values), (many[::-1], values[::-1])):
             packed = np.clip(m[:, None] - (np.cumsum(n) - n), 0, n)
@@ -423,7 +422,7 @@ def few_share(
         elif of_words:
             words.append(np.concatenate([one[:1] - x.sum(axis=0), x]))
         else:
-            scores.append((x, _Score(*codes, column.spectrum if column else ())))
+            scores.append((x, _Score(codes[0], codes[1], codes[2], column.spectrum if column else ())))
     tables = [a @ counts @ b.T for a, b in itertools.combinations(words, 2)] + [
         of @ a.T for of in classes for a in words
     ]
