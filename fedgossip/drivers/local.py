@@ -27,7 +27,7 @@ from fedgossip.runs import incarnations
 from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.runs.peer_files import keep_best_in, take_up
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
-from fedgossip.runs.tracking import Keeper, Tracking
+from fedgossip.runs.tracking import Keeper, Tracking, pass_notes
 
 PATIENCE_SECONDS = 5.0
 """Seconds added to two trainings and two deadlines of silence after a peer's end, or to a training after the
@@ -108,6 +108,7 @@ def run_local_plan(
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold, peers=folders))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
+        pass_notes(watch, shares.notes)
         evaluate, keeps = measured_by(plan.experiment, task), plan.experiment.eval.keep == BEST
         record = record_of(plan, evaluate, watch_all=False, kept=keep_best_in(out) if keeps else None)
         if left:

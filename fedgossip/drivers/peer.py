@@ -94,6 +94,7 @@ from fedgossip.runs.peer_files import (
 )
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
 from fedgossip.runs.trace import Opening, Trace, Traced
+from fedgossip.runs.tracking import pass_notes
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -212,6 +213,7 @@ def run_peer(
             where = signed(identity, links.address if plan.roles.listens(node) and not carrier else "")
             write_whole(folder / ENDPOINT, block(node, where).encode())
             plan, task, shares = _with_task(plan, node, learning)
+            pass_notes(watch, shares.notes)
             if not child:
                 state_plan(folder, plan, task)
             task = faults.on_task(task) if faults else task

@@ -144,7 +144,7 @@ def simulate_plan(
     timeline = timeline or TimelineLog(plan.n, plan.roles.counted, ITEMS_OF_RUN if stored else 0)
     run, finish, known = _simulator(*made, timeline) if engine == "sim" else _stacked(*made)  # may refuse
     with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
-        keeper.begin(directory, tracking)
+        keeper.begin(directory, tracking, shares.notes)
         results = Results([None] * plan.n)
         simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
         pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)

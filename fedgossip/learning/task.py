@@ -116,7 +116,7 @@ class TorchTask:
         shape = shape_of(module, self.layout, train.shape)
         common = (module, self.layout, train, test, settings)
         how: Any = {"seed": seed, "criterion": criterion, "scoring": scoring, "sharing": self._sharing}
-        self._privacy = privacy
+        self._privacy, self._draw = privacy, draw
         self._engine: LayerStack | ModuleLoop | ProcessesLoop
         if privacy is not None:
             check_private(settings)
@@ -130,8 +130,9 @@ class TorchTask:
         elif shape is not None and _batched(shape, train, test, settings, device, objective):
             self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
-            check_one_example(model_source, self._remade, train, smallest_batch(owned.values(), settings))
             self._engine = ModuleLoop(*common, **how, device=device)
+        if privacy is None and not isinstance(self._engine, LayerStack):
+            check_one_example(model_source, self._remade, train, smallest_batch(train, owned.values(), settings))
         self._blocks = None
         if isinstance(self._engine, ModuleLoop) and privacy is None and draw is None:
             about = {"device": device, "criterion": criterion, "sharing": self._sharing, "rounds": rounds}
@@ -139,7 +140,6 @@ class TorchTask:
         self._predictions = loading.predictions_in(train)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
         self._batches = _batches_of(train, owned, settings, privacy, seed, self._engine.width)
-        self._draw = draw
 
     @property
     def length(self) -> int:

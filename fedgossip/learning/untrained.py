@@ -93,7 +93,7 @@ def untrained(
     sized = architecture(source, train.shape, train.outputs, vocabulary)
     if sized is None or (private and not isinstance(sized, DenseSizes)):
         return None
-    if sized.buffers and smallest_batch(shares.values(), settings) == 1:  # BatchNorm may refuse one example
+    if sized.buffers and smallest_batch(train, shares.values(), settings) == 1:  # BatchNorm may refuse one example
         return None
     return Untrained(Layout.from_shapes(sized.parameters, sized.buffers, settings.buffers), settings)
 

@@ -13,7 +13,7 @@ import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, needed
@@ -311,6 +311,21 @@ def _flat(place: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{place}{key}", value
 
 
+@runtime_checkable
+class TakesNotes(Protocol):
+    """A watcher that also takes remarks on a run's data, before its first row."""
+
+    def __call__(self, row: Row) -> None: ...
+
+    def take_notes(self, notes: Sequence[str]) -> None: ...
+
+
+def pass_notes(watch: Callable[[Row], None] | None, notes: Sequence[str]) -> None:
+    """Pass remarks on a run's data to a watcher that takes them; the summary has them too."""
+    if isinstance(watch, TakesNotes):
+        watch.take_notes(notes)
+
+
 class Keeper:
     """Passes every row of a run to the file, to memory for the caller, and to watchers."""
 
@@ -330,8 +345,9 @@ class Keeper:
         self._watch = watch
         self.begin(directory, tracking)
 
-    def begin(self, directory: RunDirectory | None, tracking: Tracking | None) -> None:
+    def begin(self, directory: RunDirectory | None, tracking: Tracking | None, notes: Sequence[str] = ()) -> None:
         """Write rows to `directory`, and to trackers, from now on: a run refused before leaves neither."""
+        pass_notes(self._watch, notes)
         self._directory, self._tracking = directory, tracking
         if tracking:
             tracking.begin()

@@ -8,7 +8,10 @@ import struct
 import numpy as np
 import pytest
 
+from fedgossip import simulate
 from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.cli.run.progress import Progress
+from fedgossip.core.roles import peer_roles
 from fedgossip.data import idx as idx_files
 from fedgossip.data.data import load, split, split_indices, unlike_scales
 from fedgossip.data.dataset import Dataset
@@ -184,13 +187,15 @@ def test_columns_of_unlike_scale_are_stated_unless_they_are_scaled(tmp_path):
     assert unlike_scales(split(load(f"{source}&scale=standard"), 0.2, 0)[0]) == ()
 
 
-def test_a_class_that_only_the_test_set_has_is_stated(tmp_path):
+def test_a_class_that_only_the_test_set_has_is_stated_before_the_first_round(tmp_path, capsys):
     test = table(tmp_path, "a,y\n1,benign\n2,malignant\n3,mailgnant\n", "test.csv")
     train = table(tmp_path, "a,y\n" + "1,benign\n2,malignant\n" * 6)
     data = {"source": f"{train}?label=y", "test": f"{test}?label=y", "partition": {"kind": "iid"}}
     content = {"topology": {"graph": "ring", "n": 2}, "rounds": 1, "data": data, "train": {"device": "cpu"}}
     _, shares = task_of(load_experiment(content), 2)
     assert shares.notes == ("classes of the test set without a training example: mailgnant (1 of 3 tested)",)
+    simulate(content, watch=Progress("ring", 1, peer_roles(2), moving=False))
+    assert capsys.readouterr().err.splitlines()[:2] == ["ring: 2 peers, 1 round", f"data: {shares.notes[0]}"]
 
 
 def test_a_column_of_words_is_a_feature_for_each_of_them(tmp_path):

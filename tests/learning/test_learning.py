@@ -405,6 +405,7 @@ def normed(shape, classes):
         ({"local_epochs": 1, "batch_size": 3, "accumulate": 2}, True),  # 8 = 6 + 1 + 1
         ({"local_steps": 2, "batch_size": 1, "accumulate": 3}, True),
         ({"local_steps": 2, "batch_size": 4}, False),
+        ({"local_epochs": 1, "batch_size": 4, "processes": 2}, True),
     ],
 )
 def test_a_batch_of_one_example_is_refused_before_training_where_a_model_needs_more(settings, refused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,33 @@ def test_batches_of_the_plays_reach_their_share_of_padding(plays: Dataset, bucke
     padding = sum(int((one == IGNORED).sum()) for one in drawn) / sum(one.size for one in drawn)
     assert abs(padding - share) < 0.02
     assert abs(padding - y.padding_share()) < 0.01
+
+
+class Pooled(torch.nn.Module):
+    """A line's mean character, normalised over the batch."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.read, self.norm = torch.nn.Embedding(classes, 4), torch.nn.BatchNorm1d(4)
+        self.top = torch.nn.Linear(4, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.norm(self.read(x).mean(1)))[:, None].expand(-1, x.shape[1], -1)
+
+
+def pooled(shape: tuple[int, ...], classes: int) -> Pooled:
+    return Pooled(classes)
+
+
+@pytest.mark.parametrize(("size", "refused"), [(4, True), (3, False)])
+def test_a_batch_of_one_line_is_refused_before_training_by_the_lines_of_its_bucket(
+    size: int, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.txt").write_text("ab\n" * 5 + "abcdef\n" * 8)  # of each bucket 5 = 4 + 1, 8 = 4 + 4
+    data = load(f"lines:{tmp_path / 'lines.txt'}", buckets=BUCKETS)
+    how: Any = {"model": "tests.learning.test_length_buckets:pooled", "batch_size": size, "local_steps": None}
+    with pytest.raises(ConfigError, match="a batch here is one example") if refused else nullcontext():
+        task_of(data, **how, local_epochs=1)
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import Formatter
@@ -60,6 +60,7 @@ class Progress:
         self.rounds = 0 if rounds == ENDLESS else rounds
         self._words = words_for(roles)
         self._began = False
+        self._notes: Sequence[str] = ()
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, roles.learners, 0.0, 0)
@@ -89,6 +90,8 @@ class Progress:
                 counted = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
                 how_long = counted if self.rounds else "until they end"
                 self._print(f"{self.title}: {self.roles.wording}, {how_long}")
+            for note in self._notes:
+                self._print(f"data: {note}")
         match row:
             case NetworkRow():
                 if row.measured or not self._last.measured:  # without a test, each round reports
@@ -103,6 +106,10 @@ class Progress:
                 self._moved(row.round, describe_own(row, self._scored, self.roles, self.score))
             case EventRow() if not self._is_repeated(row):
                 self._event(row)
+
+    def take_notes(self, notes: Sequence[str]) -> None:
+        """Print remarks on the data below the title."""
+        self._notes = notes
 
     def _moved(self, round: int, news: str) -> bool:
         if self._bar:

@@ -168,11 +168,20 @@ class Batches:
         return wide
 
 
-def smallest_batch(shares: Iterable[Indices], settings: TrainSettings) -> int:
-    """Return the fewest examples in one pass forward of these nodes; lines of several lengths excepted."""
+def smallest_batch(train: Dataset, shares: Iterable[Indices], settings: TrainSettings) -> int:
+    """Return the fewest examples in one pass forward of these nodes; of processes that divide a batch, together."""
     size = settings.examples_per_step
-    counts = {size if settings.local_steps else len(share) % size or size for share in shares}
-    return min((count // min(count, settings.accumulate) for count in counts), default=size)
+    drawn = {len(share) for share in shares}
+    if isinstance(train.x, Ragged):
+        bucket = train.x.bucket
+        drawn = {int(count) for share in shares for count in np.bincount(bucket[share]) if count}
+    counts = {size if settings.local_steps else count % size or size for count in drawn}
+    return min((_smallest_piece(count, settings) for count in counts), default=size)
+
+
+def _smallest_piece(count: int, settings: TrainSettings) -> int:
+    parts = settings.parts_of_batch if count >= settings.parts_of_batch else 1  # else each has the whole batch
+    return parts * (count // parts // min(count // parts, settings.accumulate))
 
 
 def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> None:

@@ -63,11 +63,12 @@ def check_own_parts(
 
 def check_one_example(source: str, remade: Callable[[], nn.Module], train: Dataset, smallest: int) -> None:
     """Raise ConfigError if the smallest batch is one example, and BatchNorm refuses it."""
-    if smallest > 1 or isinstance(train.x, Ragged):
+    if smallest > 1:
         return
+    x = train.x.padded(np.arange(1)) if isinstance(train.x, Ragged) else np.array(train.x[:1])
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            remade().train()(torch.from_numpy(np.array(train.x[:1])))
+            remade().train()(torch.from_numpy(x))
     except Exception as error:  # the run reports others with their place
         if "more than 1 value per channel" in str(error):
             raise ConfigError(f"{source}: a batch here is one example: {error}", ALONE) from error
