@@ -73,6 +73,9 @@ from fedgossip.net.transport import (
 GRACE_NS = 1_000_000_000
 """Nanoseconds for a broken link to be restored before its peer is reported as gone."""
 
+GREETING_NS = 10_000_000_000
+"""Nanoseconds for a peer behind a restored link to greet or send: a new process reads its data before it greets."""
+
 FLUSH_SECONDS, HURRY_SECONDS = 5.0, 1.0
 """Maximum seconds at the end until messages are sent; the shorter one if a person or the launcher stops the run."""
 
@@ -332,9 +335,11 @@ class Host:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, message, size) if not isinstance(message, Hello):
+                self._recognise(sender)
                 self.meter.record_received(size, message.payload_bytes)
                 self.dispatch(Received(sender, message))
             case ModelBegun(sender, account) if sender in self._greeted:
+                self._recognise(sender)
                 self.dispatch(Received(sender, account))
             case LinkUp(node, afresh):
                 if afresh:
@@ -383,7 +388,7 @@ class Host:
         self._up.add(node)
         self._timers.pop(("grace", node), None)
         if node in self._gone:  # perhaps a new incarnation, which has not greeted yet
-            self._set_timer(("greeting", node), GRACE_NS)
+            self._set_timer(("greeting", node), GREETING_NS)
         self._join_if_ready(node)
 
     def _compare_processors(self, sender: NodeId, processor: int) -> None:
@@ -408,6 +413,12 @@ class Host:
             self._met = True
             self.dispatch(PeerJoined(node, self._lives[node]))
 
+    def _recognise(self, node: NodeId) -> None:
+        """Accept the process of a gone partner with a restored link: its own connection lasted, without a greeting."""
+        if node in self._gone & self._up:
+            self._gone.discard(node)
+            self._join_if_ready(node)
+
     def _report_gone(self, node: NodeId) -> None:
         """Report a partner as gone; end the run if none ever joined and none can."""
         self._gone.add(node)
@@ -424,9 +435,8 @@ class Host:
         match key:
             case ("grace", int(node)):
                 self._report_gone(node)
-            case ("greeting", int(node)):  # its own connection was never lost, and does not greet again
-                self._gone.discard(node)
-                self._join_if_ready(node)
+            case ("greeting", int(node)):
+                self._recognise(node)
             case _:
                 self.dispatch(Fired(key))
 

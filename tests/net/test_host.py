@@ -167,14 +167,17 @@ def process(number: int, incarnation: int = 0) -> Arrived:
     return Arrived(1, replace(HELLO, process=number, incarnation=incarnation))
 
 
-def test_one_that_was_gone_joins_again(links: Links) -> None:
+@pytest.mark.parametrize("by", ["a message", "the timer"])
+def test_one_that_was_gone_joins_again_by_a_message_or_a_timer(by: str, links: Links) -> None:
+    """Its own connection lasted; a new process greets first, and would join twice if it were taken for the old one."""
     machine = Told()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
     for event in (LinkUp(1), Arrived(1, HELLO), LinkDown(1)):
         host._take_event(event)
     host._fire(("grace", 1))
     host._take_event(LinkUp(1))
-    host._fire(("greeting", 1))
+    assert machine.links_told() == [PeerJoined(1), PeerGone(1)]
+    host._take_event(Arrived(1, model(1))) if by == "a message" else host._fire(("greeting", 1))
     assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
 
 
