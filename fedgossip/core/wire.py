@@ -204,7 +204,8 @@ class Assembler:
         try:
             header = VOCABULARY.decoded(body)
         except UnreadableError as error:
-            raise FrameError("header", f"a header that cannot be read: {error}") from None
+            text = f"a header that cannot be read: {error}"
+            raise FrameError("header", text, "Give every participant the same fedgossip.") from None
         self._taken = MARK_BYTES + len(body)
         if isinstance(header, Carries):
             self._announce(header)

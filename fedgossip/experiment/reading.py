@@ -9,6 +9,7 @@ the name of its plan.  A name, because plans are above this room (`plans/compose
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -32,7 +33,7 @@ from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import SOURCES
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
 from fedgossip.experiment.checks import check, check_federated, check_gossip, check_parallel
-from fedgossip.experiment.run_sections import COMPARE, CompareSection
+from fedgossip.experiment.run_sections import COMPARE, CompareSection, TierSection
 from fedgossip.experiment.sections import (
     ENDLESS,
     ENDLESS_WORD,
@@ -114,7 +115,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         text, _, place = str(error).partition(" - at `$.")
         place, section = place.rstrip("`"), kind.experiment.kind
         if "missing required field" in text and place == section:
-            advice = f"Give at least:  [{section}]  {kind.least}"
+            advice = f"Give at least:  [{section}]  {_find_clients(content[section]) or kind.least}"
             raise ConfigError(f"{where}: no {text.split('`')[1]}", advice) from None
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
@@ -127,6 +128,13 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
     check(experiment, where)
     _check_study(experiment, kind.size, where)
     return experiment
+
+
+def _find_clients(section: Mapping[str, object]) -> str:
+    """Return the missing number of clients, which valid tiers imply; "" without tiers."""
+    sizes = [one.clients or 0 for one in msgspec.convert(section.get("tiers", []), list[TierSection])]
+    named = "clients = all in the groups of the first of the tiers" if sizes else ""
+    return f"clients = {math.prod(sizes)}" if all(sizes) and sizes else named
 
 
 def _check_study(experiment: Experiment, size: str, where: str) -> None:

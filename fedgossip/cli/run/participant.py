@@ -112,6 +112,10 @@ def folder_options(command: Command) -> Command:
     def run_command(*words: Any, links: str, poll: float, once: bool, patience: float, **named: Any) -> Any:
         from fedgossip.base.errors import ConfigError
 
+        if "://" in links:  # it may hold a password
+            raise ConfigError(
+                "--links: a URL, and the folder is one of this machine", "Mount it: --links folder:/mnt/run"
+            )
         if links and not (links.startswith(FOLDER) and links != FOLDER):
             raise ConfigError(f"--links {links}: neither left out nor folder:DIR", "Write --links folder:/mnt/run")
         if once and not links:

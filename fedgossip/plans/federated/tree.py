@@ -154,7 +154,8 @@ def tree_of(section: CoordinatorSection) -> Tree:
         following += len(here)
     if len(members) > 1:
         text = f"coordinator.tiers ends with {len(members)} coordinators; the last tier is the root's and has one group"
-        raise ConfigError(text, f"Add a tier: {{ clients = {len(members)} }}.")
+        alone = ", secure = false" if len(members) < N_MIN else ""
+        raise ConfigError(text, f"Add a tier: {{ clients = {len(members)}{alone} }}.")
     if len(tiers) == 1:
         raise ConfigError("coordinator.tiers of one tier: that is a run without tiers", "Leave coordinator.tiers out.")
     return Tree(clients, tuple(groups))
@@ -197,7 +198,7 @@ def _divided(one: TierSection, members: Sequence[NodeId], tier: int) -> list[tup
 def _places(text: str, where: str) -> list[int]:
     parts = [part.strip().partition("-") for part in text.split(",")]
     numbers = [number for first, dash, last in parts for number in ((first, last) if dash else (first,))]
-    if not all(number.isdecimal() and len(number) < 8 for number in numbers):
+    if not all(number.isdecimal() and len(number) < 7 for number in numbers):
         raise ConfigError(f"{where}.groups: {text!r} is no list of numbers", 'Write groups = ["0-3", "4, 6-8"].')
     return ids_in(text.replace(" ", ""))
 

@@ -515,6 +515,21 @@ def test_a_tree_that_cannot_be_is_refused_in_one_line(section: dict[str, Any], w
     assert words in str(refused.value) and "\n" not in str(refused.value) and refused.value.advice
 
 
+@pytest.mark.parametrize(
+    ("tiers", "advice"),
+    [
+        ([tier(4), tier(3)], "[coordinator]  clients = 12"),
+        ([{"groups": ["0-2", "3-5"]}, tier(2, secure=False)], "clients = all in the groups of the first"),
+        ([], "[coordinator]  clients = 8"),
+    ],
+)
+def test_tiers_without_clients_imply_their_number(tiers: list[dict[str, Any]], advice: str) -> None:
+    content = {"rounds": 2, "task": {"kind": "quadratic"}, "coordinator": {"tiers": tiers}}
+    with pytest.raises(ConfigError, match="no clients") as refused:
+        load_experiment(content)
+    assert advice in refused.value.advice
+
+
 def test_a_file_without_tiers_keeps_its_hash_and_who_sees_what_comes_first() -> None:
     flat, empty, tiered = (
         compose.plan(load_experiment(experiment(8, **section))) for section in ({}, {"tiers": []}, {"tiers": OPEN_ROOT})
