@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folder_kit import PLANTED, plant
+from spying import spying
 
 from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Expected, Hello, Leaving, Model
+from fedgossip.net import pair_folder
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.identity import Identity
@@ -288,6 +290,16 @@ def test_a_real_disk_that_is_full_read_only_or_gone(fresh: Pair) -> None:
         subprocess.run(["umount", "-l", str(fresh.root)], check=True)
     fresh.links[0].send(1, Leaving(5))
     assert reasons(fresh.links[0].poll(0)) == ["folder_2"] and list(fresh.root.iterdir()) == []
+
+
+def test_a_look_opens_a_bounded_number_of_strangers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_folder, "LISTED", 50)
+    pair.sent(1)
+    for number in range(300):
+        (pair.files()[0].parent / f"0000000002 ({number}).fgm").touch()
+    with spying() as seen:
+        assert rounds(pair.received()) == [0]
+    assert 0 < len([path for path in seen.read if " (" in path]) <= 12 * 50
 
 
 @pytest.mark.long
