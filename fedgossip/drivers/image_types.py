@@ -42,6 +42,7 @@ RENAMED: Mapping[str, str] = {
 
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "AllReduce": frozenset({"repeats", "stuck_ns"}),
+    "AskedBefore": frozenset({"whole"}),
     "Buffered": frozenset({"uninformed"}),
     "Checkpoint": frozenset({"unsettled"}),
     "Coordinator": frozenset({"invited", "seen", "stopped", "uninformed"}),
@@ -58,6 +59,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"answering", "whole"}),
     "StatisticsByMedian": frozenset({"middle"}),
+    "Securely": frozenset({"whole"}),
     "Simulator": frozenset({"_begun", "gone", "seat", "timeline"}),
     "Tenure": frozenset({"whole"}),
     "TenureShards": frozenset({"whole"}),

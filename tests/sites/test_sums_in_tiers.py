@@ -191,7 +191,7 @@ PARTICIPANTS, TREE = 9, "[{clients=3},{clients=2,secure=false}]"
 
 def machines(folder: Path, where: Path, carrier: str) -> list[Path]:
     """Return a folder for each participant: a key, everybody's, the experiment, and a site's own table."""
-    ports, keys = iter(free_ports(3)), []
+    ports, keys = iter(free_ports(3) if carrier == "sockets" else ()), []
     found = [where / f"machine{node}" for node in range(PARTICIPANTS)]
     for node, machine in enumerate(found):
         machine.mkdir()
@@ -205,18 +205,43 @@ def machines(folder: Path, where: Path, carrier: str) -> list[Path]:
     return found
 
 
+def of_six(folder: Path, to: Path) -> Path:
+    six = shutil.copytree(folder, to)
+    (six / "glm.toml").write_text((six / "glm.toml").read_text().replace(f"clients = {SITES}", "clients = 6"))
+    agreed(six, "glm")
+    return six
+
+
+FIT = ["fit", "glm.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
+
+
+def test_an_approval_is_of_the_tree_and_of_the_site_s_own_leaf(folder: Path, tmp_path: Path) -> None:
+    site = machines(of_six(folder, tmp_path / "here"), tmp_path, "folder")[0]
+    known = ["--endpoints", "endpoints.toml", "--id", "0"]
+    shown = typed(["plan", "show", "glm.toml", *in_tiers(TREE)], site).out
+    plan = shown.partition("\nhash ")[2][:12]
+    approved = typed(["plan", "approve", "glm.toml", *in_tiers(TREE), *known, "--plan", plan], site)
+    assert approved.code == 0, approved
+    others = '[{groups=["0,1,3","2,4,5"]},{clients=2,secure=false}]'
+    said = typed([*FIT, "--id", "0", *in_tiers(others), "--links", "folder:."], site)
+    assert said.code == 2 and "differs in experiment.coordinator.tiers" in said.errors[-1], said
+    first, *blocks = (site / "endpoints.toml").read_text().split("[[peer]]")
+    blocks[6] = typed(["keys", "new", "--id", "6", "--client", "--out", "new.key"], site).out.partition("[[peer]]")[2]
+    (site / "endpoints.toml").write_text("[[peer]]".join([first, *blocks]))
+    said = typed([*FIT, "--id", "0", *in_tiers(TREE), "--links", "folder:."], site)
+    assert said.code == 2 and "was approved with other keys of the coordinator" in said.errors[-1], said
+
+
 @pytest.mark.sockets
 @pytest.mark.long  # 9 processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("carrier", ["sockets", "folder"])
 def test_processes_in_tiers_write_the_file_of_the_simulation(carrier: str, folder: Path, tmp_path: Path) -> None:
-    six = shutil.copytree(folder, tmp_path / "here")
-    (six / "glm.toml").write_text((six / "glm.toml").read_text().replace(f"clients = {SITES}", "clients = 6"))
-    agreed(six, "glm")
+    six = of_six(folder, tmp_path / "here")
     here = fit(six, "glm", tmp_path / "simulated")
     where = machines(six, tmp_path, carrier)
     (tmp_path / "shared").mkdir()
-    words = ["fit", "glm.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit", *in_tiers(TREE)]
+    words = [*FIT, *in_tiers(TREE)]
     words += ["--links", f"folder:{tmp_path / 'shared'}", "--poll", "0.05"] if carrier == "folder" else []
     running = [start([*words, *(["--id", str(node)] if node < 8 else [])], where[node]) for node in range(PARTICIPANTS)]
     said = [finish(one) for one in running]
