@@ -323,7 +323,8 @@ class _PeerLife:
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
         before = read_rows(files.folder / ROWS) if life.again or journal else []  # of earlier incarnations
-        self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
+        earlier = [] if journal else before  # a host with a journal counts the time of earlier processes itself
+        self._seconds_before = max((row.seconds for row in earlier if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
         """Counts of events outside the machine's reports."""
         self._attendance = ExchangeCounts(plan.exchanges)

@@ -127,7 +127,7 @@ class Host:
         self._turned_away = False  # whether no other participant runs this experiment
         self._round = 0
         self._counted = 0, 0  # bytes sent in completed rounds: in total, and of vectors
-        self._invited_ns: int | None = None  # start of a coordinator's first round
+        self._began_ns: int | None = None  # start of the first round: a coordinator's invitation, or a training
         self._received: Counter[NodeId] = Counter()  # with a journal: messages of each partner
         self._witnessed: list[Witness] = []  # with a journal: frames of the open session
         own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure
@@ -206,6 +206,7 @@ class Host:
             for effect in effects:
                 if (key := _job_of(effect)) is not None:
                     owed[key] = effect
+                    self._note_training(effect, now_ns)
                 else:
                     self._perform_again(effect, now_ns)
         # this machine's clock also counts the time without a process; never backwards
@@ -445,11 +446,12 @@ class Host:
     def _perform(self, effect: Effect, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Send(to, message):
-                if isinstance(message, Invite) and self._invited_ns is None:
-                    self._invited_ns = now_ns
+                if isinstance(message, Invite) and self._began_ns is None:
+                    self._began_ns = now_ns
                     self.meter.began(now_ns)
                 self.links.send(to, message)
             case Train() | ChooseRows() | MeasureModel() | Checkpoint(durable=False):
+                self._note_training(effect, now_ns)
                 self._training.put(effect)
             case SetTimer(key):
                 self._set_timer(key, self._delay_ns(effect))
@@ -469,6 +471,10 @@ class Host:
                     self._fatal = failure.error()
             case _:
                 self._record(effect, now_ns, mixing_ns)
+
+    def _note_training(self, effect: Effect, now_ns: int) -> None:
+        if isinstance(effect, Train) and self._began_ns is None:
+            self._began_ns = now_ns
 
     def _witness(self, seen: Witness) -> None:
         if self.ports.journal and seen.frame:
@@ -496,8 +502,7 @@ class Host:
         self._round = effect.round
         self._account()
         row = self.meter.done(effect, now_ns, mixing_ns)
-        began_ns = self._invited_ns or self._training.began_ns or 0
-        row.seconds -= began_ns / 1e9  # people start peers minutes apart
+        row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
         return row
 
     def _account(self) -> None:

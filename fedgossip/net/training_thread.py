@@ -62,8 +62,6 @@ class TrainingThread:
 
     def __init__(self, node: NodeId, task: LocalTask, meter: Meter, ports: WorkerPorts) -> None:
         self.node, self._task, self._meter, self._ports = node, task, meter, ports
-        self.began_ns: int | None = None
-        """Start of the first training."""
         self._working = False
         self._put = self._ended = 0  # jobs
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
@@ -137,7 +135,6 @@ class TrainingThread:
 
     def _train(self, asked: Train) -> Trained | Stopping:
         began = self._ports.clock()
-        self.began_ns = began if self.began_ns is None else self.began_ns
         self._meter.train_began(began)  # now: the round may close meanwhile, and this is not waiting time
         job = Job.from_train(self.node, asked)
         self._ports.begin(job)

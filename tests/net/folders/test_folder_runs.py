@@ -22,7 +22,7 @@ from fedgossip.audit.verify_round import verify_transcripts
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.core.machine import Event
-from fedgossip.core.records import EventRow
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.core.run_format import AUDIT_LOG, JOURNAL, TRANSCRIPTS
 from fedgossip.drivers.participant import check_journalled
 from fedgossip.experiment import checked
@@ -74,6 +74,8 @@ def check_ended(run: FolderRun, rounds: int) -> None:
         # an asynchronous peer ends with its last neighbour
         last = len(run.rounds(node)) if averages(run) else rounds
         assert run.rounds(node) == ([] if leaf else list(range(1, last + 1))), node
+        seconds = [row.seconds for row in run.rows(node) if isinstance(row, PeerRow)]
+        assert seconds == sorted(seconds), "of one clock, whatever process wrote them"
         ended = json.loads((run.own(node) / "ended.json").read_text())
         assert (ended["status"], ended["exit_code"]) == ("finished", 0)
     for node in range(run.plan.n):  # what was fetched after its sender's end
