@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.base import kernels
@@ -127,7 +127,12 @@ errors.__dict__["__getattr__"] = lambda name: getattr(importlib.import_module(f"
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'fedgossip' has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    found = getattr(importlib.import_module(HOMES[name]), name)
+    if not isinstance(found, FunctionType):
+        return found
+    from fedgossip.base.argument_types import checked
+
+    return checked(found)
 
 
 def __dir__() -> list[str]:

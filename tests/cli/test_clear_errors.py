@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -537,10 +538,40 @@ def test_what_is_no_experiment_is_refused_by_its_type(source: object) -> None:
         load_experiment(source)  # type: ignore[arg-type]
 
 
-def test_a_script_in_place_of_a_loop_s_function_is_refused_with_the_command_for_it() -> None:
-    with pytest.raises(ConfigError, match="a loop is a function, and no str") as refused:
-        fedgossip.simulate_loop("train.py", 2)  # type: ignore[arg-type]
-    assert "fedgossip launch --simulate" in refused.value.advice
+GRAPH = fedgossip.resolve("ring", 5)
+SMALL = {"rounds": 1, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 3}}
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: fedgossip.simulate(SMALL, out=3), "simulate: out is of type int, not Path or str or None"),
+        (lambda: fedgossip.simulate(SMALL, report="yes"), "simulate: report is of type str, not bool"),
+        (lambda: fedgossip.simulate(SMALL, overrides="rounds=2"), "overrides is of type str, not Sequence of str"),
+        (lambda: fedgossip.simulate(SMALL, overrides=[3]), "overrides is of type list, not Sequence of str"),
+        (lambda: fedgossip.simulate(SMALL, watch=3), "watch is of type int, not Callable or None"),
+        (lambda: fedgossip.simulate_loop("train.py", 2), "simulate_loop: function is of type str, not Callable"),
+        (lambda: fedgossip.resolve("ring", "5"), "resolve: n is of type str, not int or None"),
+        (lambda: fedgossip.resolve("regular:3", 6, seed=0.5), "resolve: seed is of type float, not int"),
+        (lambda: fedgossip.build("ring:5"), "build: topology is of type str, not Topology"),
+        (lambda: fedgossip.spectrum(GRAPH), "spectrum: mixing is of type Topology, not Mixing"),
+        (lambda: fedgossip.forecast({}), "forecast: mixing is of type dict, not Mixing"),
+        (lambda: fedgossip.load_model(None), "load_model: path is of type NoneType, not Path or str"),
+    ],
+)
+def test_every_public_function_refuses_an_argument_of_a_wrong_type_in_one_way(
+    call: Callable[[], object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
+        call()
+    assert "help(fedgossip." in refused.value.advice
+
+
+def test_numbers_of_numpy_and_paths_of_any_kind_are_arguments() -> None:
+    assert fedgossip.resolve("ring", np.int64(5)).n == fedgossip.resolve("ring", 5, seed=np.uint8(1)).n == 5
+    assert fedgossip.simulate(SMALL, forecast=None, overrides=("rounds=2",)).summary["rounds"] == 2
+    with pytest.raises(TypeError, match=r"resolve\(\) got an unexpected keyword argument 'size'"):
+        fedgossip.resolve("ring", size=5)  # type: ignore[call-arg]
 
 
 def test_the_nearest_size_of_a_graph_is_named_once() -> None:
@@ -555,3 +586,27 @@ def test_a_program_finds_all_errors_at_one_name() -> None:
     assert ResumeError.exit_code == 8 and fedgossip.errors.FedgossipError is fedgossip.FedgossipError
     with pytest.raises(AttributeError):
         _ = fedgossip.errors.NoError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "forecast e.toml ring --out",
+        "topology draw ring --n 4 --out",
+        "plot nowhere --out",
+        "report nowhere --out",
+        "table nowhere --out",
+        "plan show e.toml --out",
+        "audit export nowhere --out",
+        "predict nowhere e.toml --out",
+    ],
+)
+def test_a_file_to_write_is_refused_before_any_work_if_it_is_an_input_or_has_no_folder(
+    words: str, tmp_path: Path
+) -> None:
+    content = 'rounds = 1\ntopology = { graph = "ring", n = 3 }\n'
+    (tmp_path / "e.toml").write_text(content)
+    for place, text in (("e.toml", "there already"), ("no/x.svg", "there is no folder no"), (".", "a folder, and a")):
+        said = typed([*words.split(), place], tmp_path)
+        assert said.code == 2 and text in said.err, said
+    assert (tmp_path / "e.toml").read_text() == content

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.run.participant import portable_option
 from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True),
     help="Most memory for the models of a shadow run.  [default: forecast.memory]",
 )  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="Write the forecasts into this file, as JSON.")
+@click.option("--out", type=OutputFile(".json"), help="Write the forecasts into this file, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout; all else on stderr.")
 def forecast(
     experiment: Path,

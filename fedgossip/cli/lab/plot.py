@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.text import console, echo
 from fedgossip.report.page.drawing import MARKERS
 from fedgossip.report.page.numbers import number
@@ -43,7 +44,9 @@ width_option = click.option(
 @click.argument("folders", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--x", "axis", default="round", show_default=True, help="round, epoch, bytes or seconds.")
 @click.option("--y", "measure", help="A recorded number.  [default: the mean peer's score, or the first number]")
-@click.option("--out", type=click.Path(path_type=Path), help="PDF, PNG, SVG or CSV.  [default: the terminal]")
+@click.option(
+    "--out", type=OutputFile(".pdf", ".png", ".svg", ".csv"), help="PDF, PNG, SVG or CSV.  [default: the terminal]"
+)
 @width_option
 @click.option("--list", "listed", is_flag=True, help="List the numbers that the runs recorded.")
 def plot(

@@ -17,6 +17,7 @@ from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.lab.plot import width_option
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.core.records import renamed
@@ -126,7 +127,7 @@ def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
 
 @click.command()
 @click.argument("run_dirs", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Page to write, for several runs.")
+@click.option("--out", type=OutputFile(".html"), help="Page to write, for several runs.")
 @click.option("--title", default="Runs compared", show_default=True, help="Its title.")
 @click.option("--paper", type=click.Path(path_type=Path), help="Of a sweep: a folder for PDF, CSV and LaTeX.")
 @width_option
@@ -241,7 +242,7 @@ SHOWN = 8
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Write it there: FILE.npz or FILE.safetensors.")
+@click.option("--out", type=OutputFile(".npz", ".safetensors"), help="Write it there: FILE.npz or FILE.safetensors.")
 @click.option("--rows", "wanted", help="Show these rows, e.g. 3,17,250; untouched ones too.")
 def table(run: Path, out: Path | None, wanted: str | None) -> None:
     """Show, or write, the trained table of the run in the folder RUN: the touched rows, by their keys.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.sites.sums import SET, OtherMachines, Record, find_held, over_machines, summed
 from fedgossip.cli.text import NOISY, columns, echo, short
 from fedgossip.core import run_format
@@ -44,7 +45,7 @@ def model_options(command: Command) -> Command:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutputFile(),
     default=Path("scored.csv"),
     show_default=True,
     help="File to write; an existing one is not overwritten.",
@@ -56,12 +57,9 @@ def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool
 
     Columns are found by their names, in any order; unknown columns are copied and not read.
     """
-    from fedgossip.base.errors import ConfigError
     from fedgossip.base.owner_files import opened
     from fedgossip.sites.fits.fit_files import fit_in
 
-    if out.exists():
-        raise ConfigError(f"{out}: there already", "Name another file with --out.")
     fit = fit_in(model)
     text, unknown = _score_model(model, file, node, run_code=run_code) if fit is None else _scored_by_fit(fit, file)
     if unknown:

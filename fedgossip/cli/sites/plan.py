@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.text import CommandGroup, columns, echo, echo_json, print_json
@@ -54,7 +55,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 @plan.command()
 @_experiment
-@click.option("--out", type=click.Path(path_type=Path), help="Write the hashed plan to this file too.")
+@click.option("--out", type=OutputFile(".json"), help="Write the hashed plan to this file too.")
 @JSON
 def show(
     experiment: Path,

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedgossip.base import owner_files, seeds
 from fedgossip.base.errors import ConfigError
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.text import console, echo, echo_json
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
 )
 @_weights
 @_seed
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="FILE.toml.")
+@click.option("--out", required=True, type=OutputFile(".toml"), help="FILE.toml.")
 def make(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int, out: Path) -> None:
     """Write a graph with its weights to a file, for topology.graph.
 

@@ -11,6 +11,7 @@ import click
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import csv_rows
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.text import CommandGroup, console, echo, echo_json
 from fedgossip.cli.topology import drawing, promises
 from fedgossip.cli.topology.advise import advise
@@ -185,7 +186,7 @@ def compare(
 @_nodes
 @_weights
 @_seed
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.svg, .png or .pdf.")
+@click.option("--out", type=OutputFile(".svg", ".png", ".pdf"), help="FILE.svg, .png or .pdf.")
 def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
     """Draw GRAPH; edges with larger weights are wider.  For a schedule: its rounds, side by side."""
     from fedgossip.cli.topology import drawing

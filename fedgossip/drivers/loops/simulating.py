@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import numpy.typing as npt
 
@@ -68,11 +68,8 @@ def simulate_loop(
     `report` and `watch` as in `simulate`.  A loop's id is `peer.node`, or FEDGOSSIP_NODE in the environment.  Loops
     share this process's modules and their state.
 
-    Raises ConfigError, and TrainingError if a loop raised.
+    Raises ConfigError, and TrainingError if a loop raised.  For a script: `fedgossip launch --simulate`.
     """
-    if not callable(cast(object, function)):
-        text = f"a loop is a function, and no {type(function).__name__}"
-        raise ConfigError(text, "Give a function that calls fedgossip.join; of a script: fedgossip launch --simulate.")
     if not isinstance(experiment, Experiment):
         wished = Wished(n, graph)
         content = experiment_of(wished) if experiment is None else experiment

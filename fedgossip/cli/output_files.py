@@ -1,0 +1,30 @@
+"""Files that commands write, checked before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedgossip.base.errors import ConfigError
+
+
+class OutputFile(click.Path):
+    """A file to write, in an existing folder.  It may replace files with these endings only: never what it reads."""
+
+    def __init__(self, *endings: str) -> None:
+        super().__init__(path_type=Path)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        place = Path(os.fsdecode(super().convert(value, param, ctx)))
+        option = param.opts[0] if param else "--out"
+        if place.is_dir():
+            raise ConfigError(f"{place}: a folder, and a file was expected", f"Name a file with {option}.")
+        if place.exists() and place.suffix.lower() not in self.endings:
+            raise ConfigError(f"{place}: there already", f"Name another file with {option}.")
+        if not place.parent.is_dir():
+            raise ConfigError(f"there is no folder {place.parent}", "Make it, or name another place.")
+        return place
