@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from fedgossip.base.untrusted_text import json_text, printable
 
@@ -35,6 +36,12 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print lines on standard output, or on standard error."""
     click.echo(printable(text, keep="\n"), err=err, nl=nl)
     (sys.stderr if err else sys.stdout).flush()
+
+
+def find_given(*options: str) -> str:
+    """Return the first of these parameters of the running command that was typed; "" if none was."""
+    source = click.get_current_context().get_parameter_source
+    return next((one for one in options if source(one) is ParameterSource.COMMANDLINE), "")
 
 
 def echo_json(text: str) -> None:

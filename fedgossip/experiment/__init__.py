@@ -7,7 +7,7 @@ calls the check of its kind.
 """
 
 from fedgossip.experiment.checks import ignored_by, ignores
-from fedgossip.experiment.reading import checked, faults_in, file_kept_in, load_experiment
+from fedgossip.experiment.reading import check_agree, checked, faults_in, file_kept_in, load_experiment
 from fedgossip.experiment.run_sections import (
     MAPREDUCE,
     AlgorithmSection,
@@ -52,6 +52,7 @@ __all__ = [
     "SimulationSection",
     "TaskSection",
     "TopologySection",
+    "check_agree",
     "checked",
     "faults_in",
     "file_kept_in",

@@ -161,6 +161,8 @@ def check_gossip(e: GossipExperiment, where: str) -> None:
 def _check_seed(key: str, seed: int | None, where: str) -> None:
     if seed is not None and seed < 0:
         raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
+    if seed is not None and seed >> 63:
+        raise ConfigError(f"{where}: {key} = {seed} has more than 63 bits", "A file holds no larger number.")
 
 
 def _check_objective(experiment: Experiment, where: str) -> None:

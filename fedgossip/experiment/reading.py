@@ -57,10 +57,21 @@ def load_experiment(
     that file.  Raises ConfigError, naming the key.
     """
     where, content = content_of(source, overrides)
+    key_of_size = kind_in(content, where).size if size is not None else ""
+    check_agree(overrides, {key_of_size: size, **top})
     if size is not None:
-        _override(content, f"{kind_in(content, where).size}={size}")
+        _override(content, f"{key_of_size}={size}")
     content.update({key: _plain(value) for key, value in top.items() if value is not None})
     return checked(content, where)
+
+
+def check_agree(overrides: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raise ConfigError if an override contradicts an option; `options`: their values by key, None if not given."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        given = options.get(key.strip())
+        if given is not None and str(given) != value.strip():
+            raise ConfigError(f"--set {text}, and {given} by another option", "Leave one of them out.")
 
 
 def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
@@ -249,7 +260,9 @@ def _override(content: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set {text}: no '='", "Write --set section.key=value, for example --set train.lr=0.05")
     try:
         parsed = from_toml(f"v = {value.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if value.strip().lstrip("+-").isdecimal():
+            raise ConfigError(f"--set {text}: {error}", "Use a smaller number.") from None
         parsed = value.strip()
     *sections, last = key.strip().split(".")
     for section in sections:

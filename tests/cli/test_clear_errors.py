@@ -610,3 +610,41 @@ def test_a_file_to_write_is_refused_before_any_work_if_it_is_an_input_or_has_no_
         said = typed([*words.split(), place], tmp_path)
         assert said.code == 2 and text in said.err, said
     assert (tmp_path / "e.toml").read_text() == content
+
+
+OPTIONS_AND_SET = [
+    ("run e.toml -n 3 --set topology.n=5", "--set topology.n=5, and 3 by another option"),
+    ("run e.toml --seed 3 --set seed=5", "--set seed=5, and 3 by another option"),
+    ("run e.toml --portable --set train.portable=false", "--set train.portable=false, and true"),
+    ("launch -n 3 --set topology.n=5 train.py", "--set topology.n=5, and 3"),
+    ("launch -n 3 --coordinator --set coordinator.clients=5 train.py", "--set coordinator.clients=5, and 3"),
+    ("launch -n 3 --rounds 4 --set rounds=5 train.py", "--set rounds=5, and 4"),
+    ("launch -n 3 --graph ring --set topology.graph=star train.py", "--set topology.graph=star, and ring"),
+    ("run --resume runs/one --on local", "--resume and --on"),
+    ("run --resume runs/one --out two", "--resume and --out"),
+    ("run --resume runs/one --forecast probe", "--resume and --forecast"),
+    ("run --resume runs/one --faults f.toml", "--resume and --faults"),
+    ("run --resume runs/one -n 4", "--resume and -n"),
+    (f"run e.toml --set rounds={10**20}", "a whole number of more than 64 bits"),
+    (f"run e.toml --seed {10**20}", "has more than 63 bits"),
+]
+
+
+@pytest.mark.parametrize(("words", "refused"), OPTIONS_AND_SET)
+def test_options_that_contradict_each_other_are_refused(words: str, refused: str, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('rounds = 1\ntopology = { graph = "ring", n = 3 }\n')
+    (tmp_path / "train.py").touch()
+    said = typed(words.split(), tmp_path)
+    assert said.code == 2 and refused in said.err, said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_and_the_same_value_by_set_agree(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('rounds = 1\ntopology = { graph = "ring", n = 3 }\n')
+    assert (
+        typed(
+            ["run", "e.toml", "-n", "4", "--set", "topology.n=4", "--seed", "2", "--set", "seed=2", "--dry-run"],
+            tmp_path,
+        ).code
+        == 0
+    )

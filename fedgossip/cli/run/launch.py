@@ -151,13 +151,14 @@ def launch(
     from fedgossip.drivers.loops.description import Wished, experiment_of
     from fedgossip.drivers.loops.launching import all_joined, check_kept, check_launchable, plan_to_resume
     from fedgossip.drivers.loops.scripts import Command
-    from fedgossip.experiment import load_experiment
+    from fedgossip.experiment import check_agree, load_experiment
     from fedgossip.plans import compose
     from fedgossip.runs.run_directory import new_path
 
     of_processes = [name for name, given in {"--ranks": ranks > 1, "--restarts": restarts > 0}.items() if given]
     _check_given(script, stopped, out, experiment, of_processes, simulate=simulate)
     wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
+    check_agree(overrides, wished.keys)
     file = resume.experiment_in(stopped) if stopped else experiment
     if stopped:
         check_kept(stopped, script, run_code=run_code)

@@ -436,6 +436,10 @@ def portable_option(command: Command) -> Command:
     @functools.wraps(command)
     def run_command(*given: Any, portable: bool, overrides: tuple[str, ...], **named: Any) -> Any:
         more = ("train.portable=true",) if portable else ()
+        if portable:
+            from fedgossip.experiment import check_agree
+
+            check_agree(overrides, {"train.portable": "true"})
         return command(*given, overrides=(*overrides, *more), **named)
 
     return run_command

@@ -12,7 +12,7 @@ import click
 
 from fedgossip.cli import STOPPED, LackingFileError
 from fedgossip.cli.run.participant import portable_option, run_code_option, trace_limit_option
-from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
+from fedgossip.cli.text import columns, echo, find_given, print_json, some, talk_to_stderr, times
 from fedgossip.core import run_format
 from fedgossip.core.records import kind_of
 from fedgossip.core.roles import roles_in
@@ -102,15 +102,14 @@ def run(
     if stopped:
         from fedgossip.drivers import resume
 
+        if given := find_given("n", "on", "out", "forecast", "faults"):
+            option = f"-{given}" if given == "n" else f"--{given}"
+            raise click.UsageError(f"--resume and {option}: a run resumes in its folder, as it began")
         on = resume.engine_of(stopped)
     elif experiment is None:
         raise LackingFileError("which experiment?  Give its file, or --resume RUN.")
     if trace and on != "local":
         raise click.UsageError("--trace needs --on local: a simulation can be repeated without it")
-    if stopped and n is not None:
-        raise click.UsageError("--resume and -n: a run resumes with its own participants")
-    if stopped and faults:
-        raise click.UsageError("--resume and --faults: a run resumes with its own faults")
     if stopped:
         wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
     else:

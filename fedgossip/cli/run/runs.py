@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
@@ -19,7 +18,7 @@ from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.lab.plot import width_option
 from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.run.participant import portable_option, run_code_option
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import columns, echo, find_given
 from fedgossip.core.records import renamed
 from fedgossip.core.roles import PEERS, Roles, roles_in
 from fedgossip.core.run_format import COMPARISON, ENDED, INCOMPLETE, SUMMARY, SWEEP
@@ -146,11 +145,11 @@ def report(
     from fedgossip.report.page.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
-        if out is not None or (paper is None and _find_given("width", "target")):
+        if out is not None or (paper is None and find_given("width", "target")):
             text = (
                 "--out is for several runs"
                 if out is not None
-                else f"--{_find_given('width', 'target')} goes with --paper"
+                else f"--{find_given('width', 'target')} goes with --paper"
             )
             raise click.UsageError(f"{text}: the page of a sweep is in its folder")
         _report_sweep(run_dirs[0], paper, width, target, score)
@@ -158,18 +157,13 @@ def report(
     for folder in run_dirs:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder", "Give the folder of a run, or of a sweep.")
-    if option := _find_given("paper", "score", "width", "target"):
+    if option := find_given("paper", "score", "width", "target"):
         advice = "; fedgossip plot RUN... draws a figure of runs" if option == "width" else ""
         raise click.UsageError(f"--{option} is for the folder of a sweep{advice}")
     if len(run_dirs) == 1 and out is None:
         echo(f"Wrote {write_report(run_dirs[0])}")
         return
     echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
-
-
-def _find_given(*options: str) -> str:
-    source = click.get_current_context().get_parameter_source
-    return next((one for one in options if source(one) is ParameterSource.COMMANDLINE), "")
 
 
 def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None, score: str | None) -> None:

@@ -173,9 +173,16 @@ class Wished:
         if self.graph or self.coordinator or self.n is not None:
             advice = "Change it there, or with --set topology.n=..."
             raise ConfigError(f"-n, --graph and --coordinator stand in {experiment} already", advice)
-        values = {"algorithm.name": self.algorithm, "algorithm.mode": self.mode, "rounds": self.rounds}
-        values["train.local_steps"] = self.local_steps
-        return [f"{key}={value}" for key, value in values.items() if value is not None]
+        return [f"{key}={value}" for key, value in self.keys.items() if value is not None]
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """The options by the keys of an experiment."""
+        size, name = "topology.n", "algorithm.name"
+        if self.coordinator:
+            size, name = "coordinator.clients", "coordinator.algorithm"
+        values = {size: self.n, name: self.algorithm, "topology.graph": self.graph, "algorithm.mode": self.mode}
+        return {**values, "rounds": self.rounds, "train.local_steps": self.local_steps}
 
 
 def experiment_of(wished: Wished) -> dict[str, Any]:
