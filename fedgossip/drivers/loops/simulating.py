@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -173,7 +173,7 @@ class ScriptBelongings(Belongings):
     modules: dict[str, ModuleType] = field(default_factory=dict)
     _ours: tuple[Any, ...] = ()
 
-    @property
+    @cached_property
     def folder(self) -> str:
         return str(Path(self.words[0]).resolve().parent)
 
