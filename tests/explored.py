@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import msgspec
@@ -74,7 +75,9 @@ def _gossip(peers: int, rounds: int, judge: Any, settled: Any, observe: Observe,
         "task": {"kind": "averaging", "dim": 1, "dtype": "float64"},
         "algorithm": {"start_timeout": 2.0, "deadline": 1.0, "least_deadline": 1.0, **algorithm},
     }
-    return world_of(content, start, judge=judge, settled=settled, observe=observe, ghost=ghost)
+    asynchronous = algorithm.get("mode") == "async"  # partners are drawn by number
+    equal = () if asynchronous else list(permutations(range(peers)))
+    return world_of(content, start, judge=judge, settled=settled, observe=observe, ghost=ghost, equal=equal)
 
 
 class EdgesSeen(NamedTuple):
@@ -220,7 +223,7 @@ def declined_without_count(self: Any, node: NodeId, now_ns: int) -> bool:
 # --- all-reduce and parameter servers: every gradient counts once, and all end with one vector ------------------------
 
 
-def _counted(content: dict[str, Any], workers: int, dim: int, judge: Any = None) -> World:
+def _counted(content: dict[str, Any], workers: int, dim: int, equal: Sequence[tuple[NodeId, ...]]) -> World:
     """Worker k's gradient is -BASE^k in every element: the digits of a model are how often each has counted."""
     task, rounds = Counters(dim), int(content["rounds"])
     content |= {"task": {"kind": "quadratic", "dim": dim, "dtype": "float64"}, "train": {"lr": 1.0}}
@@ -250,9 +253,10 @@ def _counted(content: dict[str, Any], workers: int, dim: int, judge: Any = None)
                 for worker in range(workers):
                     if (digits // BASE**worker % BASE > most).any():
                         return f"a gradient of worker {worker} counts twice"
-        return judge(view) if judge else ""
+        return ""
 
-    return world_of(content, task.initial, answer, observe=_result, judge=judged, settled=settled, ghost=b"")
+    more = {"observe": _result, "judge": judged, "settled": settled, "ghost": b"", "equal": equal}
+    return world_of(content, task.initial, answer, **more)
 
 
 def _result(_node: NodeId, ghost: Any, _event: Event, _machine: Machine, effects: Sequence[Effect]) -> Any:
@@ -263,13 +267,15 @@ def _result(_node: NodeId, ghost: Any, _event: Event, _machine: Machine, effects
 
 def ring(workers: int, rounds: int, method: str = "ring") -> World:
     parallel = {"workers": workers, "method": method, "bucket": 0, "deadline": 1.0, "least_deadline": 1.0}
-    return _counted({"rounds": rounds, "parallel": {**parallel, "start_timeout": 2.0}}, workers, workers)
+    turned = [tuple((node + by) % workers for node in range(workers)) for by in range(workers)]
+    return _counted({"rounds": rounds, "parallel": {**parallel, "start_timeout": 2.0}}, workers, workers, turned)
 
 
 def servers(workers: int, servers: int, rounds: int, **server: Any) -> World:
     parallel = {"workers": workers, "method": "parameter-server", "deadline": 1.0, "least_deadline": 1.0}
     parallel |= {"start_timeout": 2.0, "server": {"servers": servers, "virtual_nodes": 1, **server}}
-    return _counted({"rounds": rounds, "parallel": parallel}, workers, 2 * servers)
+    equal = [(*moved, *range(workers, workers + servers)) for moved in permutations(range(workers))]
+    return _counted({"rounds": rounds, "parallel": parallel}, workers, 2 * servers, equal)
 
 
 # --- secure sums: one signature a stage, one sum a round, and no sum of fewer can be opened ---------------------------
@@ -338,7 +344,8 @@ def secure(clients: int, rounds: int) -> World:
     def zero(_node: NodeId) -> Vector:
         return frozen(np.zeros(1, np.float32))
 
-    return world_of(content, zero, answer, observe=_frames, judge=_hidden, ghost=frozenset())
+    equal = [(*moved, clients) for moved in permutations(range(clients))]
+    return world_of(content, zero, answer, observe=_frames, judge=_hidden, ghost=frozenset(), equal=equal)
 
 
 # --- members: nobody is taken for dead without a loss -----------------------------------------------------------------

@@ -277,6 +277,8 @@ class World:
     settled: Callable[[View], str] = lambda _view: ""
     may_crash: Sequence[NodeId] | None = None
     ghost: Hashable = ()
+    equal: Sequence[tuple[NodeId, ...]] = ()
+    """Permutations of the participants that turn each schedule of the run into another."""
     experiment: Mapping[str, Any] | None = None
     """The experiment that has these machines; None: no experiment has."""
     until_ns: int = 1 << 62
@@ -519,7 +521,17 @@ class Explorer:
         if left.crashes:
             alive = [node for node in may if nodes[node].machine is not None and not nodes[node].finished]
             found += [Action("crash", node) for node in alive]
-        return found
+        return found if left != self.budget else [one for one in found if self._is_representative(one)]
+
+    def _is_representative(self, action: Action) -> bool:
+        """Whether a first fault is the least of those that equal participants turn into each other.
+
+        A schedule with another first fault is one of these with the participants exchanged.
+        """
+        if action.what not in ("drop", "repeat", "crash", "hurry"):
+            return True
+        struck = (action.at, action.detail) if action.what in ("drop", "repeat") else (action.at,)
+        return all(struck <= tuple(moved[node] for node in struck) for moved in self.world.equal)
 
     def is_message(self, number: int) -> bool:
         return not isinstance(self.messages.of[number], PeerGone | PeerJoined)
@@ -721,8 +733,10 @@ class Explorer:
 
     def _cuts(self, state: State, action: Action) -> int:
         """Return the number of crashes within the step that was just taken from `state`."""
-        may = self.world.may_crash
-        return len(self._offered) if state.left.crashes and (may is None or action.at in may) else 0
+        may, crash = self.world.may_crash, Action("crash", action.at)
+        first = state.left == self.budget
+        allowed = (may is None or action.at in may) and (not first or self._is_representative(crash))
+        return len(self._offered) if state.left.crashes and allowed else 0
 
     def _check_room(self, states: int) -> None:
         if _megabytes() > self.most_mb:

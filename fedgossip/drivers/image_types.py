@@ -152,9 +152,13 @@ def derived_names(kind: type) -> frozenset[str]:
 @cache
 def alternatives(hint: Hint) -> tuple[Hint, ...]:
     """Return the members of a union; a one-element tuple for other types.  A type that admits everything is
-    UNDECLARED.
+    UNDECLARED.  An alias stands for its value: numpy's NDArray is one from numpy 2.5 on.
     """
-    if origin_of(hint) in (typing.Union, types.UnionType):
+    alias = origin_of(hint)
+    if hasattr(alias, "__value__") and not isinstance(alias, type):
+        parts = typing.get_args(hint)
+        return alternatives(alias.__value__[parts] if parts else alias.__value__)
+    if alias in (typing.Union, types.UnionType):
         return tuple(one for part in typing.get_args(hint) for one in alternatives(part))
     if hint is None:  # as written within list[None]
         return (types.NoneType,)

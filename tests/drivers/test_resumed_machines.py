@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 import pytest
 from resuming import from_the_middle
+from typing_extensions import TypeAliasType
 
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
 from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
-from fedgossip.drivers.image_types import name_of
+from fedgossip.drivers.image_types import alternatives, name_of
 from fedgossip.drivers.image_write import NOTHING, Reader, UnfitError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
@@ -138,3 +140,10 @@ def test_a_clients_part_in_an_image_is_one_without_secrets(kind: type, why: str)
 def test_no_image_is_taken_of_a_run_whose_clients_have_other_parts(section: Content) -> None:
     content = {"task": {"kind": "quadratic", "dim": 3}, "coordinator": {"clients": 6, **section}}
     assert not compose.plan(load_experiment(content)).pausable
+
+
+def test_an_alias_of_a_type_stands_for_its_value() -> None:
+    """numpy's NDArray is one from numpy 2.5 on."""
+    part = TypeVar("part")
+    one = TypeAliasType("one", list[part] | None, type_params=(part,))
+    assert alternatives(one[int]) == (list[int], NoneType)
