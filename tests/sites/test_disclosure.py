@@ -219,6 +219,27 @@ def test_a_code_that_many_records_of_several_sites_have_is_fitted(tmp_path: Path
     assert said.code == 0 and "code" in said.out, said
 
 
+@pytest.mark.parametrize("source", ["glm:logistic", "trees:2x2"])
+def test_a_site_takes_no_part_that_alone_has_a_category_which_is_said_to_be_of_three(
+    source: str, tmp_path: Path
+) -> None:
+    for site in [*range(SITES), "test"]:
+        rows = [
+            f"{20 + k},{'x' if site in (0, 'test') and k < 30 else 'z'},{'yes' if k % 2 else 'no'}" for k in range(60)
+        ]
+        name = f"site-{site}.csv" if isinstance(site, int) else "test.csv"
+        (tmp_path / name).write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+    (tmp_path / "t.toml").write_text(own_tables("t", "label=ill", source=source))
+    assert typed(["data", "agree", "t.toml"], tmp_path).code == 0
+    assert "x at too few sites" in typed(["fit", "t.toml"], tmp_path).err
+    agreed = json.loads((tmp_path / "t.json").read_text())
+    agreed["columns"][1] |= {"counts": [30, 270]}
+    del agreed["columns"][1]["uncounted"]
+    (tmp_path / "t.json").write_text(json.dumps(agreed))
+    said = typed(["fit", "t.toml"], tmp_path)
+    assert "site 0 took no part: column 'ward': x is of records of no other site" in said.err, said
+
+
 CODES = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
 AGE = EncodedColumn("age")
 

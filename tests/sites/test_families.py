@@ -743,6 +743,16 @@ def test_a_coordinator_that_lies_of_sizes_receives_no_sums_of_few_clusters(
     assert found.code == 0 and "records count: where few clusters of a site have as many records" in found.out, found
 
 
+def test_a_site_sends_no_sums_of_clusters_with_a_category_of_its_own() -> None:
+    """Ten clusters of one site have it: a coordinator that claims it to be at three sites received their sums."""
+    sites = [clustered(seed, [6] * 20) for seed in range(3)]
+    for number, one in enumerate(sites):
+        one.x[:, 2] = (number == 0) & (one.cluster < 10)
+    d, layout, pooled = mixed_sums(sites)
+    told = [layout.family.uneven(d, one, 1, pooled[:1]) for one in sites]
+    assert told == ["clusters with b=yes are of no other site", "", ""]
+
+
 def test_a_category_of_few_clusters_is_refused_though_it_has_many_records() -> None:
     sites = [clustered(seed, [6] * 20) for seed in range(3)]
     for one in sites:

@@ -441,7 +441,11 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
         text = f"fewer than {agreed.suppress} records"
         raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
     for one in agreed.columns:
-        if one.is_coded and one.name not in without:
+        if one.name in without or agreed.noise:
+            continue
+        if one.categories:
+            _check_categories(site, one)
+        elif one.is_coded:
             _check_levels(site, one, agreed.suppress)
     return _examples(site, agreed, kind)
 
@@ -462,6 +466,15 @@ def read_clusters(path: Path | TableFile, agreed: AgreedTable, name: str) -> npt
         text = f"column {name!r} has {len(known)} different values: fewer than {agreed.suppress}"
         raise ConfigError(text, "The sums would tell of each; this site takes no part.")
     return np.asarray(cluster, np.int64)
+
+
+def _check_categories(site: SiteColumns, column: AgreedColumn) -> None:
+    """Raise ConfigError for a category of this site alone: honest statistics count none of fewer than SITES sites."""
+    cells = site.cells[column.name]
+    own = {name: cells.count(name) for name in column.categories}
+    if alone := [name for name, pooled in zip(own, column.counts, strict=True) if pooled and own[name] == pooled]:
+        text = f"column {column.name!r}: {alone[0]} is of records of no other site, as the agreed counts have it"
+        raise ConfigError(text, f"Sums of it would disclose them: leave the column out, drop={column.name}.")
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:

@@ -224,8 +224,14 @@ class Mixed:
         each = (whole[sizes == n] for n in range(1, most_of(d) + 1))
         return {"within": (apart.T @ apart)[rows], "between": np.stack([(one.T @ one)[rows] for one in each])}
 
-    def uneven(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> str:  # noqa: ARG002
-        return few_clusters(d, pooled[0])[0] if round else ""
+    def uneven(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> str:
+        if not round:
+            return ""
+        own = self.sums(d, site, 0, pooled)["carriers"]
+        named = zip(carriers_of(d), np.asarray(own).tolist(), pooled[0]["carriers"].tolist(), strict=True)
+        numbers = {name for name, _ in terms_of(d)} & {*d.columns}
+        alone = next((name for name, mine, every in named if mine == every and mine and name not in numbers), "")
+        return f"clusters with {alone} are of no other site" if alone else few_clusters(d, pooled[0])[0]
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
         if pooled[0].sites and (few := few_clusters(d, pooled[0]))[0]:
@@ -335,6 +341,11 @@ def categories_of(d: FamilyDesign) -> dict[str, list[int]]:
     return {name: places for name, places in terms_of(d) if name not in d.columns}
 
 
+def carriers_of(d: FamilyDesign) -> Sequence[str]:
+    """Return the column of each number of clusters: with a value above its mean, below, of the reference category."""
+    return [*d.columns, *d.columns, *categories_of(d)]
+
+
 def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
     """Return the value that too few clusters share, and the advice; "" for none."""
     by, clusters, at = d.options["by"], first["clusters"], first["at"]
@@ -350,8 +361,7 @@ def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
         return text, f"Take the first records of each alone:  mixed?by={by}&first={cut}" if cut else OTHER
     if not clusters[1:].any():
         return f"each cluster by {by} has one record: two variances cannot be told apart", OTHER
-    names = [*d.columns, *d.columns, *categories_of(d)]
-    rare = [name for name, many in zip(names, first["carriers"], strict=True) if 0 < many < d.suppress]
+    rare = [name for name, many in zip(carriers_of(d), first["carriers"], strict=True) if 0 < many < d.suppress]
     if rare:
         text = f"column {rare[0]!r}: a value, or all above or below its mean, is of fewer than {d.suppress} clusters"
         return (
