@@ -371,21 +371,24 @@ class SumServer:
         """Return the sum of a whole round; frames that change nothing are skipped.
 
         `receive` returns a client's number and reply, or None at the deadline of a stage.  Raises as `begin` and
-        `take`, ProtocolError only after FRAMES_MAX frames of one client: they would hold off the deadline.
+        `take`, ProtocolError only after FRAMES_MAX frames of one client, or of no member: they would hold off
+        the deadline.
         """
         due = self.begin(round, clients, model)
         while due:
             for client, frame in due.items():
                 send(client, frame)
-            due, received = {}, Counter[int]()
+            due, received = {}, Counter[int | None]()
             while self.waiting and not due:
                 if (reply := receive()) is None:
                     due = self.close()
                     continue
-                received[client := reply[0]] += 1
-                if received[client] > FRAMES_MAX:
-                    text = f"client {client}: more than {FRAMES_MAX} frames in a stage"
-                    raise ProtocolError(text, "Begin the next round without it.", peer=client)
+                sender = reply[0] if reply[0] in self.places else None
+                received[sender] += 1
+                if received[sender] > FRAMES_MAX:
+                    who = "no member" if sender is None else f"client {sender}"
+                    text = f"{who}: more than {FRAMES_MAX} frames in a stage"
+                    raise ProtocolError(text, "Begin the next round without it.", peer=sender)
                 with suppress(ProtocolError):
                     due = self.take(*reply)
         return self.result
@@ -396,6 +399,8 @@ class SumServer:
         Raises ProtocolError for a frame that changes nothing, RoundAbandoned where the round ends without a sum.
         """
         frame = _bytes_of(frame)
+        if client not in self.places:
+            raise ProtocolError("a frame of no member", "Transports name a sender by its place among the members.")
         match self._step:
             case None:
                 raise frames.refused(client, "a frame where no round is in progress")

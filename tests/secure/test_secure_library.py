@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import subprocess
 import sys
@@ -159,6 +161,9 @@ def test_a_whole_round_skips_frames_that_change_nothing(absent: int | None) -> N
 def test_a_sender_of_frames_without_end_holds_off_no_deadline() -> None:
     with pytest.raises(ProtocolError, match="client 2: more than 100 frames in a stage"):
         server_of().collect(1, range(5), lambda *_: None, lambda: (2, b"junk"))
+    for strangers in (itertools.count(5), itertools.repeat([2]), itertools.repeat("2"), itertools.repeat(math.nan)):
+        with pytest.raises(ProtocolError, match="no member: more than 100 frames in a stage"):
+            server_of().collect(1, range(5), lambda *_: None, lambda of=strangers: (next(of), b"junk"))  # type: ignore
     client = client_of(0)
     client.give(1, [1.0, 2.0, 3.0])
     with pytest.raises(ProtocolError, match="100 frames, and no end of the round"):

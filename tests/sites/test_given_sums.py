@@ -145,6 +145,17 @@ def test_a_site_waits_for_no_sum_among_frames_without_end(monkeypatch: pytest.Mo
         given_sums.FramedSums(client, lambda _: None, lambda: b"junk").sum([1])
 
 
+@pytest.mark.timeout(60)
+def test_only_a_site_ends_the_sums() -> None:
+    """An empty frame is of no signature, and one of a number that is no site's ended all sites' fit."""
+    cards = [sign_card(bytes([site + 1]) * 32) for site in range(SITES)]
+    received = iter([(SITES, b""), (-1, b""), (0, b"")])
+    given_sums.serve_sums(
+        SumServer(bytes(32), cards, ExactEncoding((9,)), task="t"), lambda *_: None, lambda: next(received)
+    )
+    assert next(received, None) is None
+
+
 def test_a_site_takes_no_sum_that_the_coordinator_has_not_signed() -> None:
     keys, boss, encoding = [bytes([site + 1]) * 32 for site in range(SITES)], bytes(32), ExactEncoding((9, 1 << 100))
     cards, inboxes = [sign_card(key) for key in keys], [Queue[bytes]() for _ in keys]

@@ -88,7 +88,7 @@ def serve_sums(
     """
 
     def reply() -> tuple[int, bytes] | None:
-        if (received := receive()) and received[1] == _END:
+        if (received := receive()) and received[1] == _END and received[0] in server.places:
             raise _SiteEndedError
         return received
 
