@@ -17,6 +17,9 @@ DEPTH_MAX = 32
 INTEGER_BITS = 64
 """Maximum number of bits of a whole number in TOML, whose standard has as many: Python prints no longer ones."""
 
+DIGITS = 300
+"""Number of digits that no number in JSON has: larger whole numbers are none of float64."""
+
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}{_PART}")
 """A dotted key of TOML with more parts than `DEPTH_MAX`."""
@@ -48,7 +51,7 @@ def from_json(decoder: Decoder[T], text: bytes) -> T:
 
 
 def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Decode JSON whose integers may exceed 64 bits and whose numbers may be nan.
+    """Decode JSON whose integers may exceed 64 bits, within DIGITS, and whose numbers may be nan.
 
     Raises UnreadableError.
     """
@@ -166,9 +169,12 @@ def _check_msgpack(body: bytes) -> None:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|[][{}]', re.DOTALL)
+_LONG_NUMBER = re.compile(rb"\d{%d}" % DIGITS)
 
 
 def _check_json(text: bytes) -> None:
+    if _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_TOKEN.sub(b"", text)):
+        raise UnreadableError(f"a number of {DIGITS} digits or more")
     if text.count(b"[") + text.count(b"{") <= DEPTH_MAX:
         return
     depth = 0

@@ -26,7 +26,8 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model, simulate
 from fedgossip.cli.sites.data import _agreed_line
 from fedgossip.core.records import EventRow, Row
-from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
+from fedgossip.data.agreed.agreed_table import read as read_agreed
 from fedgossip.data.agreed.column_sums import (
     BINS,
     GRAIN,
@@ -683,3 +684,32 @@ def test_statistics_do_not_travel_with_an_invite(tmp_path: Path) -> None:
     mixed(tmp_path)
     with pytest.raises(ConfigError, match="of a run by invite: the statistics that were agreed on do not travel"):
         shared(load_experiment(tmp_path / "federated.toml"), "")
+
+
+@pytest.mark.parametrize(
+    ("column", "changed"),
+    [
+        (0, {"counts": [3, 3, 3]}), (0, {"counts": [3, -1]}), (0, {"shares": []}), (0, {"name": "x"}),
+        (0, {"count": 9}),
+        (0, {"categories": ["a"]}), (1, {"edges": [0.0, 2.0, 1.0]}), (1, {"counts": []}), (1, {"deviation": -1.0}),
+        (1, {"codes": [0.0, 1.0]}), (1, {"codes": [0.0, 1.0, 0.0]}), (1, {"missing": -1}), (None, {"columns": []}),
+    ],
+)  # fmt: skip
+def test_statistics_that_contradict_each_other_are_refused(
+    column: int | None, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each was an error without a cause, or a count below 0."""
+    schema = TableSchema((SchemaColumn("ward", categories=("a", "b")), SchemaColumn("age")))
+    columns = (
+        AgreedColumn(name="ward", count=6, categories=("a", "b"), counts=(3, None), shares=(0.5, 0.5)),
+        AgreedColumn(name="age", count=6, mean=1.0, deviation=1.0, edges=(0.0, 1.0, 2.0), counts=(0, 3, 3, 0)),
+    )
+    table = AgreedTable(schema=schema, suppress=3, sites=3, records=6, columns=columns)
+    path = tmp_path / "agreed.json"
+    path.write_bytes(encoded(table))
+    assert read_agreed(path) == table
+    whole = json.loads(path.read_text())
+    (whole if column is None else whole["columns"][column]).update(changed)
+    path.write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=r"contradict each other|of other columns than its schema"):
+        read_agreed(path)

@@ -68,6 +68,17 @@ def test_what_is_not_deep_comes_through_as_it_is(value: object) -> None:
             from_msgpack(_any, body)
 
 
+@pytest.mark.parametrize(
+    "number", ["1" + 300 * "0", "-" + 4000 * "9", '{"a": [0, ' + 300 * "7" + "]}", 300 * "1" + ".5"]
+)
+def test_a_number_that_no_float_can_hold_is_no_json(number: str) -> None:
+    """Of a record it ended `fedgossip watch` with an OverflowError."""
+    for decode in (json_value, lambda text: from_json(msgspec.json.Decoder(), text.encode())):
+        with pytest.raises(UnreadableError, match="a number of 300 digits or more"):
+            decode(number)
+        assert decode(f'"{300 * "1"}"') == 300 * "1" and decode(299 * "1")
+
+
 @pytest.mark.parametrize("maps", [False, True], ids=["lists", "maps"])
 @pytest.mark.parametrize("beside", [0, 20, 7_000], ids=["alone", "among a few", "among many"])
 def test_the_limit_is_a_number_of_levels(maps: bool, beside: int) -> None:

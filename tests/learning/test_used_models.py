@@ -21,7 +21,7 @@ from fedgossip.base.untrusted_text import cell_text
 from fedgossip.core.task import memory_of, segments_of
 from fedgossip.data.data import load, split_indices
 from fedgossip.learning.models import model_files, scored_tables
-from fedgossip.learning.models.model_files import tensors_of
+from fedgossip.learning.models.model_files import facts_of, tensors_of
 from fedgossip.learning.models.scored_tables import examples_of
 from fedgossip.plans import compose
 from fedgossip.runs.run_directory import Run, save_model
@@ -359,3 +359,14 @@ def test_what_the_page_on_using_a_model_shows_runs(tmp_path: Path, monkeypatch: 
     (tmp_path / "new.csv").write_text("weight,height\n24.0,17.1\n")
     Reader(tmp_path).read(page("using"))
     assert rows_of(tmp_path / "scored.csv")[0]["predicted"] in ("high", "low")
+
+
+@pytest.mark.parametrize("changed", [{"shape": [3]}, {"scale": {"mean": [0.0], "deviation": [1.0, 1.0]}}])
+def test_a_model_of_other_columns_than_its_scale_or_shape_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    """Its first use was an error of numpy."""
+    facts = {"shape": [2], "encoding": {"columns": [{"name": "age"}, {"name": "dose"}]}}
+    (tmp_path / "model.json").write_text(json.dumps(facts))
+    assert facts_of(tmp_path).shape == (2,)
+    (tmp_path / "model.json").write_text(json.dumps({**facts, **changed}))
+    with pytest.raises(ConfigError, match="columns, scale and shape of an example that differ"):
+        facts_of(tmp_path)

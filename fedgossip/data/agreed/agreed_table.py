@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import is_missing
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
@@ -419,9 +421,27 @@ def _quantile(share: float, below: np.ndarray, ends: np.ndarray, step: Fraction 
 
 
 def read(path: Path) -> AgreedTable:
-    """Read the file.  Raises ConfigError if it is missing or invalid."""
+    """Read the file.  Raises ConfigError if it is missing, invalid, or contradicts itself."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
-    return read_sums_file(AgreedTable, path, FORMAT, "statistics agreed", advice)
+    found = read_sums_file(AgreedTable, path, FORMAT, "statistics agreed", advice)
+    of_schema = [(one.name, one.unit, one.label, one.categories) for one in found.schema.columns]
+    if of_schema != [(one.name, one.unit, one.label, one.categories) for one in found.columns]:
+        raise ConfigError(f"{path}: its statistics are of other columns than its schema", advice)
+    if wrong := [
+        one.name for one in found.columns if not _is_consistent(one, math.inf if found.noise else found.records)
+    ]:
+        raise ConfigError(f"{path}: column {line(wrong[0])!r}: its statistics contradict each other", advice)
+    return found
+
+
+def _is_consistent(one: AgreedColumn, records: float) -> bool:
+    """Return whether lists have their lengths, counts are of records, edges ascend, and codes are spaced."""
+    cells = len(one.categories) or (len(one.edges) + 1 if one.edges else 0)
+    lengths = len(one.counts) == cells and len(one.shares) == len(one.categories) * (not one.label)
+    counted = all(0 <= count <= records for count in (one.count, one.missing or 0, *(many or 0 for many in one.counts)))
+    ascend = all(a < b for a, b in pairwise(one.edges)) and (one.deviation or 0.0) >= 0
+    codes = not one.codes or (len(one.codes) == 3 and one.codes[0] <= one.codes[1] and one.codes[2] > 0)
+    return lengths and counted and ascend and codes
 
 
 def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:

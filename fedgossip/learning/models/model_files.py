@@ -12,6 +12,7 @@ model.json is written last: a folder without it is no model.  No torch here.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,6 +92,13 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     score: Mapping[str, Any] = {}
     """The run's measurement: the metric's name, its value, and its data."""
     versions: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        scaled = [self.scale.mean, self.scale.deviation] if self.scale and self.scale.mean else []
+        lengths = {*map(len, scaled), *([len(self.encoding.features)] if self.encoding else [])}
+        lengths |= {math.prod(self.shape)} if self.shape else set()
+        if len(lengths) > 1:
+            raise ValueError(f"columns, scale and shape of an example that differ: {sorted(lengths)} numbers")
 
 
 def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any) -> None:

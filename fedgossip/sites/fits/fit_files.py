@@ -36,6 +36,8 @@ def fit_in(path: Path) -> Fit | None:
     if not fit.converged:
         text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates mean nothing"
         raise ConfigError(text, "Fit again, as the command has advised.")
+    if isinstance(fit, GlmFit) and fit.design.family == "logistic" and len(fit.design.classes) != 2:
+        raise ConfigError(f"{path / FIT}: a logistic model without two classes", ADVICE)
     return fit
 
 
