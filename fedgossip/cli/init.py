@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -44,7 +45,7 @@ def init(template: str, folder: Path | None) -> None:
     except OSError as error:
         raise NotWrittenError(place, error) from None
     echo(f"{place}: {TEMPLATES[template]}.")
-    echo(f"Next:  cd {place}  and  {_first_command(place / 'README.md')}  (README.md has more)")
+    echo(f"Next:  cd {shlex.quote(str(place))}  and  {_first_command(place / 'README.md')}  (README.md has more)")
 
 
 def _first_command(readme: Path) -> str:

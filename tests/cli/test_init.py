@@ -101,3 +101,4 @@ def test_a_template_that_is_not_there_and_a_folder_that_is_are_refused(
     assert said.code == 2 and "not empty" in said.err and (tmp_path / "csv" / "mine").read_text() == "kept"
     assert in_process(["init", "csv", "other"], tmp_path, monkeypatch, capsys).code == 0
     assert (tmp_path / "other" / "machines.csv").exists()
+    assert "cd 'a table'  and" in in_process(["init", "csv", "a table"], tmp_path, monkeypatch, capsys).out

@@ -322,6 +322,13 @@ def test_what_cannot_be_launched_gets_one_line_and_one_of_advice(
     assert not (folder / "runs").exists()
 
 
+def test_options_of_launch_behind_the_script_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_process(["launch", "train.py", "-n", "3", "--seed", "4"], folder, monkeypatch, capsys)
+    assert said.code == 2 and "train.py gets -n: options of launch stand before the script" in said.err, said
+
+
 def test_a_simulated_script_leaves_nothing_of_itself_in_this_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,10 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
     return False
 
 
+OF_LAUNCH = "-n", "--n", "--graph", "--coordinator", "--simulate"
+"""Options that hardly any script has: behind its name the script gets them, and launch does not."""
+
+
 @click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--n", "n", type=click.IntRange(min=1), help="How many loops.")
 @click.option("--graph", help="Graph of the loops: ring, torus:4x4, ... [default: ring; none for one loop]")
@@ -157,6 +161,8 @@ def launch(
 
     of_processes = [name for name, given in {"--ranks": ranks > 1, "--restarts": restarts > 0}.items() if given]
     _check_given(script, stopped, out, experiment, of_processes, simulate=simulate)
+    if behind := [word for word in arguments if word.partition("=")[0] in OF_LAUNCH]:
+        echo(f"{script} gets {', '.join(behind)}: options of launch stand before the script", err=True)
     wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
     check_agree(overrides, wished.keys)
     file = resume.experiment_in(stopped) if stopped else experiment

@@ -223,8 +223,9 @@ class _Launch:
         text = f"the script of loop {node} ended with code {code} before it joined" + (
             f": {last_words}" if last_words else ""
         )
-        advice = f"All that it printed is in {log}." if last_words else "Does it call fedgossip.join?"
-        return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
+        advice = f"All that it printed is in {log}." if last_words else ""
+        asked = "Does it call fedgossip.join?"
+        return TrainingError(text, advice or asked) if code else ConfigError(text, f"{asked}  {advice}".rstrip())
 
     def _same_model(self) -> description.Described:
         """Return the loops' common first weights.  Raises ConfigError, naming the first parameter that differs."""
