@@ -241,7 +241,9 @@ def test_layers_that_stay_at_a_node_are_used_with_it(tmp_path: Path) -> None:
     save_model(tmp_path / "site", task, vector, 1, score={})
     x = load("digits").x[:40]
     at_site = load_model(tmp_path / "site")
-    assert at_site.facts.node == 1 and at_site.facts.lacks == ()
+    assert at_site.facts.node == 1 and at_site.facts.lacks == () and load_model(tmp_path / "site", node=1)
+    with pytest.raises(ConfigError, match="no layers of it stay at a node"):
+        load_model(tmp_path / "site", node=2)
     np.testing.assert_array_equal(at_site(x), load_model(tmp_path / "run", node=1)(x))
     assert not np.array_equal(at_site(x), load_model(tmp_path / "run", node=2)(x))
     remembered = memory_of(task, 1)
@@ -296,6 +298,8 @@ def test_what_is_no_table_of_the_model_is_refused_in_words(
         (tmp_path / "other.csv").write_text(text)
         said = in_process(["predict", "run", "other.csv"], tmp_path, monkeypatch, capsys)
         assert said.code == 2 and said.err.startswith(expected), said.err
+    said = in_process(["predict", "run", "."], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and said.err.startswith("error: .: cannot be read: a directory"), said.err
     (tmp_path / "other.csv").write_text("height,weight,kind\n1,2,middling\n")
     said = in_process(["evaluate", "run", "other.csv"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "line 2: unknown label 'middling'\nThe model knows high, low." in said.err

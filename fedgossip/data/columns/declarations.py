@@ -327,7 +327,7 @@ def read_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, Declared
 
     Raises ConfigError for an unreadable one, and for declarations that all sites must share.
     """
-    own = path.with_name(path.name + OWN)
+    own = path.parent / f"{path.name}{OWN}"  # not with_name, which raises for "."
     if not own.is_file():
         return FileDeclaration(), {}
     try:

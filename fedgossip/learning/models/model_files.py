@@ -200,6 +200,8 @@ def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tens
     Raises ConfigError for a file with another hash, and if the node's tensors are missing.
     """
     path, content = folder / WEIGHTS, content_of(folder, facts)
+    if node not in (None, facts.node) and not facts.lacks:
+        raise ConfigError(f"{folder}: no layers of it stay at a node", "Leave --node, or node=, out.")
     own = _read_own(folder, facts, node) if facts.lacks else {}
     tensors = {**_unpacked(path, content), **own}
     if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
