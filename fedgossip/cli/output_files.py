@@ -27,4 +27,6 @@ class OutputFile(click.Path):
             raise ConfigError(f"{place}: there already", f"Name another file with {option}.")
         if not place.parent.is_dir():
             raise ConfigError(f"there is no folder {place.parent}", "Make it, or name another place.")
+        if not os.access(place.parent, os.W_OK):
+            raise ConfigError(f"{place}: Permission denied", f"Choose a folder that can be written, with {option}.")
         return place
