@@ -11,7 +11,7 @@ import inspect
 import itertools
 import json
 import math
-import textwrap
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,9 +122,15 @@ def meanings(of: type) -> dict[str, str]:
     for one in reversed(of.__mro__):
         if "__annotations__" not in vars(one) or one.__module__.partition(".")[0] == "msgspec":
             continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        found |= texts_below(typing.cast(ast.ClassDef, tree).body)
+        found |= texts_below(class_bodies(sys.modules[one.__module__])[one.__qualname__])
     return found
+
+
+@cache
+def class_bodies(module: types.ModuleType) -> Mapping[str, Sequence[ast.stmt]]:
+    """Return the body of each class of a module, by its name: the module is parsed once, not once for each class."""
+    tree = ast.parse(inspect.getsource(module))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def texts_below(body: Sequence[ast.stmt]) -> dict[str, str]:
