@@ -216,7 +216,7 @@ class Stage(World):
         self.results: dict[NodeId, Any] = {}
         self.pending: dict[NodeId, set[Any]] = {node: set() for node in cast.machines}
         self.events = self.refusals = self.evil = self.uncarried = 0
-        self.trace: Callable[[str], None] = lambda _: None
+        self.trace: Callable[[str], None] | None = None
         self._place = adversary.sender.place if adversary else None
         self._lost = False  # the machine in the adversary's place
         now = {node: machine for node, machine in cast.machines.items() if node not in cast.late}
@@ -298,12 +298,14 @@ class Stage(World):
         self.evil += evil
         sampled = evil and self.evil % 3 == 0
         state = look(self.machines[node])[0] if sampled else 0
-        self.trace(f"{self.now:9.3f} {'EVIL' if evil else '    '} {node} <- {event!r:.300}")
+        if self.trace is not None:
+            self.trace(f"{self.now:9.3f} {'EVIL' if evil else '    '} {node} <- {event!r:.300}")
         try:
             effects = list(self.machines[node].handle(event, self.now_ns))
         except ProtocolError as error:
             self.refusals += 1
-            self.trace(f"          refused: {error}")
+            if self.trace is not None:
+                self.trace(f"          refused: {error}")
             if not evil and self.adversary is None:
                 raise Broken(f"node {node} refuses an honest message: {error}") from error
             if sampled and look(self.machines[node])[0] != state:
@@ -392,7 +394,8 @@ class Stage(World):
                 raise Broken(f"node {node}: {len(pending)} timers wait, {self.bounds.timers} in an undisturbed run")
 
     def perform(self, node: NodeId, effect: Effect | Event) -> None:
-        self.trace(f"            {node} -> {effect!r:.200}")
+        if self.trace is not None:
+            self.trace(f"            {node} -> {effect!r:.200}")
         if isinstance(effect, Report) and node != self._place:
             self.reported.add(effect.name)
         if isinstance(effect, Send):
@@ -457,7 +460,7 @@ def play(name: str, kind: str, seed: int, trace: Callable[[str], None] | None = 
         sender.kinds,
     )
     stage = Stage(cast, world, Adversary(sender, words, draw, int(draw.choice(MOST))), bounds)
-    stage.trace = trace or stage.trace
+    stage.trace = trace
     with scene.around(cast):
         stage.play()
     judge(stage, sender, bounds)

@@ -195,7 +195,8 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if before:
-            if len(sys.modules) > modules and not gc.get_freeze_count():  # which counts what is frozen, one by one
+            # a few modules are not worth the count, which takes the frozen objects one by one
+            if len(sys.modules) > modules + 100 and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation, without a scan
             gc.enable()

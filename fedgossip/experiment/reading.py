@@ -16,6 +16,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import parse_qsl, quote
@@ -272,18 +273,20 @@ def _override(content: dict[str, Any], text: str) -> None:
     content[last] = parsed
 
 
-def _list_keys() -> dict[str, Any]:
+@cache
+def _list_keys() -> Mapping[str, Any]:
     hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
     return {key: held for one in hints for key, held in one.items()} | {COMPARE: CompareSection}
 
 
-def keys_of(section: type) -> dict[str, Any]:
+@cache
+def keys_of(section: type) -> Mapping[str, Any]:
     """Return the type of each key of a section, in the order of their declaration, with annotations."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {key: held for key, held in hints.items() if typing.get_origin(held) is not ClassVar}
 
 
-def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, str, list[str]]]:
+def _unknown(content: Mapping[str, Any], known: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, list[str]]]:
     for key, value in content.items():
         if key not in known:
             yield path, key, list(known)
