@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from test_watch_page import drawn, rendered, site
 
 from fedgossip.cli.run.progress import words_for
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
-from fedgossip.core.roles import federated_roles
+from fedgossip.core.roles import federated_roles, peer_roles
 from fedgossip.report.watch import snapshot
 from fedgossip.report.watch.federation import Federation, federation_of, star
 from fedgossip.report.watch.places import find
@@ -63,6 +64,12 @@ def test_a_population_too_large_to_list_shows_its_coordinator_and_whoever_has_a_
     assert sum(state.counts().values()) == clients and state.unlisted[0] == clients - 3
 
 
+def test_the_peers_beyond_a_large_population_s_rows_have_a_state_after_its_end() -> None:
+    state = State(peer_roles(2 * MOST_PEERS), 20, None)
+    state.status = "finished"
+    assert state.unlisted == (2 * MOST_PEERS, "done")
+
+
 def test_a_fit_by_sums_is_not_called_federated_averaging(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", section='[model]\nsource = "glm:logistic"\n')
     (folder / "roles.json").write_text(json.dumps({"name": "glm", "roles": federated_roles(N).plain}))
@@ -91,6 +98,8 @@ def written(path: Path, *rows: Row, section: str = "", status: str = "") -> Path
         ({"clients": 8, "participation": 0.5, "algorithm": "fedadam"}, Federation(8, "fedadam", 4, True)),
         ({"clients": 8, "cohort": 3, "secure": {"on": False}}, Federation(8, "fedavg", 3, False)),
         ({"clients": 8, "algorithm": "fedbuff"}, Federation(8, "fedbuff", None, True)),
+        ({"clients": 8, "participation": 1e308}, Federation(8, "fedavg", 8, True)),
+        ({"clients": 8, "participation": math.nan}, Federation(8, "fedavg", 8, True)),
         ({"clients": 0}, None),
         ({"clients": "8"}, None),
         ([8], None),

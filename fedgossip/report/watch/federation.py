@@ -41,7 +41,8 @@ def federation_of(content: Mapping[str, Any]) -> Federation | None:
         return None
     algorithm, secure = str(section.get("algorithm", "fedavg")), section.get("secure")
     cohort, share = section.get("cohort"), section.get("participation", 1.0)
-    wanted = cohort if isinstance(cohort, int) else participating(clients, share if isinstance(share, float) else 1.0)
+    share = share if isinstance(share, float) and 0 < share <= 1 else 1.0
+    wanted = cohort if isinstance(cohort, int) else participating(clients, share)
     on = secure.get("on", True) if isinstance(secure, dict) else True
     return Federation(clients, algorithm, None if algorithm == FEDBUFF else wanted, on is not False)
 

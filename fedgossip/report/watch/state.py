@@ -300,7 +300,9 @@ class State:
         return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._is_spectator(peer))
 
     def _is_spectator(self, peer: Peer) -> bool:
-        """Return whether no rounds are expected of it."""
+        """Return whether no rounds are expected of it, or it stands for all peers without a row."""
+        if peer.node < 0:
+            return True
         role = self.roles.get_role(peer.node) if peer.node < self.n else None
         return role is not None and not (role.learns or role.counted)
 
