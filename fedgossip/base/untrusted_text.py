@@ -18,7 +18,7 @@ SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u20
 
 
 MASK = "***"
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/?#'\"@]*@")
+_IN_ADDRESS = re.compile(r"(:/{1,2})[^\s/?#'\"@]*@")  # a path has one slash of an address given in its place
 _IN_QUERY = re.compile(
     r"([?&;](?:[a-z_-]*token|api[_-]?key|password|passwd|secret|sig|signature|auth)=)[^\s&;#'\"]+", re.IGNORECASE
 )
@@ -26,9 +26,9 @@ _IN_QUERY = re.compile(
 
 def masked(text: str) -> str:
     """Return the text with the secrets of its addresses masked: user:password@ before a host, token=... after it."""
-    if "://" not in text and "=" not in text:
+    if ":/" not in text and "=" not in text:
         return text
-    return _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(f"{MASK}@", text))
+    return _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(rf"\g<1>{MASK}@", text))
 
 
 def printable(text: str, keep: str = "") -> str:

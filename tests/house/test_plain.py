@@ -214,6 +214,8 @@ def test_a_client_gives_one_of_the_known_reasons_or_is_not_heard() -> None:
         ("csv:/data/a.csv?label=token&drop=a@b", "csv:/data/a.csv?label=token&drop=a@b"),
         ("tcp://[::1]:5700", "tcp://[::1]:5700"),
         ("see https://host/path: mail ann@example.org", "see https://host/path: mail ann@example.org"),
+        ("no file /home/ann/https:/ann:sesame@host/x.csv", "no file /home/ann/https:/***@host/x.csv"),
+        ("C:/data/ann@work/x.csv and at 12:/x", "C:/data/ann@work/x.csv and at 12:/x"),
     ],
 )
 def test_secrets_in_addresses_are_masked_and_nothing_else(text: str, shown: str) -> None:
