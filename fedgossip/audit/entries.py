@@ -209,6 +209,14 @@ def bytes_of(facts: Facts) -> int | None:
     return size + 4 * words if isinstance(size, int) and isinstance(words, int) else None
 
 
+def find_owner(path: Path) -> Owner | None:
+    """Return the owner of a log; None if its first entry cannot be read."""
+    try:
+        return owner_of(next(entries(path)))
+    except (AuditError, ValueError, StopIteration):
+        return None
+
+
 def entries(path: Path) -> Iterator[LogEntry]:
     """Yield a log's entries in order, without a torn last line, each with the hash written in it (`verify_log` checks
     the rest).

@@ -20,10 +20,12 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip.audit.entries import find_owner
 from fedgossip.audit.records import content_of, transcripts
 from fedgossip.audit.transcript import STAGES, LoggedFrame, Round, WrongError, wrong
-from fedgossip.audit.verify import Crossing, Fault, TrafficRecord, Verification, fates_of
+from fedgossip.audit.verify import CLIENT, Crossing, Fault, TrafficRecord, Verification, fates_of
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import AUDIT_LOG
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.encoding import ExactSums, RingEncoding
@@ -31,6 +33,19 @@ from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.frames import keys_are_signed
 from fedgossip.secure.primitives import digest, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, ranges, round_of, sid0_of
+
+
+def coordinator_of(folder: Path, everybody: ParticipantRoster) -> bytes:
+    """Return the key to verify transcripts by: of the coordinator whose log is beside their `folder`; else the root's,
+    the last of `everybody`.
+
+    Only coordinators have addresses; in a run by folder nobody has.
+    """
+    owner, members = find_owner(folder.parent / AUDIT_LOG), everybody.members
+    if owner is None or owner.role == CLIENT or not 0 <= owner.participant < len(members):
+        return members[-1].identity
+    named = members[owner.participant]
+    return (named if named.endpoint or not any(one.endpoint for one in members) else members[-1]).identity
 
 
 def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes) -> Verification:

@@ -29,12 +29,16 @@ from secure_kit import Room, drawn, public, roster_of, signer
 from test_secure_frames import forms, recorded
 
 from fedgossip.audit import transcript as transcript_module
-from fedgossip.audit.entries import AuditError
+from fedgossip.audit.entries import AuditError, Owner
+from fedgossip.audit.log import AuditLog
 from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, WholeFrame, packed, records
 from fedgossip.audit.transcript import Transcript
 from fedgossip.audit.verify import Verification, as_csv, as_json, verify_log
-from fedgossip.audit.verify_round import verify_transcript, verify_transcripts
+from fedgossip.audit.verify_round import coordinator_of, verify_transcript, verify_transcripts
 from fedgossip.base.errors import NotWrittenError
+from fedgossip.core.run_format import AUDIT_LOG
+from fedgossip.net import endpoints
+from fedgossip.net.identity import Identity
 from fedgossip.secure import frames
 from fedgossip.secure.session import Descriptor
 
@@ -50,6 +54,31 @@ def judged(found: Kept, path: Path | None = None) -> Verification:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """A round of six clients of whom one drops after it has shared."""
     return kept(tmp_path_factory.mktemp("plain"), Room(N), drops={5: 2})
+
+
+@pytest.mark.parametrize(
+    ("role", "addressed", "found"),
+    [
+        ("leaf coordinator", {1, 2}, 1),
+        ("leaf coordinator", set(), 1),
+        ("leaf coordinator", {2}, 2),
+        ("client", {1, 2}, 2),
+    ],
+)
+def test_transcripts_are_those_of_the_log_beside_them_if_it_is_a_coordinator_s(
+    role: str, addressed: set[int], found: int, tmp_path: Path
+) -> None:
+    """A client cannot pass for a coordinator where these have addresses; nobody has one in a run by folder."""
+    keys = [Identity.new() for _ in range(3)]
+    everybody = endpoints.roster_of(
+        {node: endpoints.signed(key, "tcp://h:1" if node in addressed else "") for node, key in enumerate(keys)}
+    )
+    log = AuditLog(
+        tmp_path / AUDIT_LOG, Owner(1, role, bytes.fromhex(keys[1].verify), "r", "v"), keys[1].sign_bytes, int
+    )
+    log.close()
+    assert coordinator_of(tmp_path / "rounds", everybody).hex() == keys[found].verify
+    assert coordinator_of(tmp_path / "none" / "rounds", everybody).hex() == keys[2].verify
 
 
 # --- sound ------------------------------------------------------------------------------------------------------------

@@ -279,6 +279,14 @@ def test_a_coordinator_s_rows_alone_say_who_is_in_each_sum() -> None:
     assert took.table()[1].tolist() == [c, Took.UNCOUNTED, n, c]
 
 
+def test_coordinators_of_tiers_in_a_sum_say_nothing_of_single_clients() -> None:
+    took = Participation(6)
+    took.row(ReportedPeerRound(1, 8, clients=6, counted=(6, 7)))
+    assert not took.followed and took.contributions == {1: 6}
+    took.row(ReportedPeerRound(1, 0))  # a simulation's record has the clients' own rows
+    assert took.followed and took.table()[:, 0].tolist() == [Took.COUNTED, *[Took.NOTHING] * 5]
+
+
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_the_coordinator_s_own_record_gives_the_table_of_all_records(engine: str, tmp_path: Path) -> None:
     """Three of five in each round, drawn by the coordinator; then the rows of clients are taken away."""

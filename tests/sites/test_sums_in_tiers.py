@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +232,18 @@ def test_an_approval_is_of_the_tree_and_of_the_site_s_own_leaf(folder: Path, tmp
     assert said.code == 2 and "was approved with other keys of the coordinator" in said.errors[-1], said
 
 
+def check_released(where: Sequence[Path]) -> None:
+    """The logs of a site, a leaf and the root are sound in a release, which may contain each site's records."""
+    root = where[-1]
+    (root / "use.txt").write_text("To help with tests, and to decide nothing else.\n")
+    for node in (0, 6, 8):
+        shutil.copytree(where[node] / "log", root / f"logs/{node}")
+    made = typed(["release", "fit", "--logs", "logs", "--endpoints", "endpoints.toml", "--out", "fit.zip"], root)
+    assert made.code == 0 and "20 of 20 sound" in made.out, made
+    assert typed(["release", "verify", "fit.zip"], root).code == 0
+    assert "may be in the sums of all 17 rounds" in typed(["release", "withdraw", "fit.zip", "--site", "3"], root).out
+
+
 @pytest.mark.sockets
 @pytest.mark.long  # 9 processes
 @pytest.mark.timeout(300)
@@ -247,6 +259,7 @@ def test_processes_in_tiers_write_the_file_of_the_simulation(carrier: str, folde
     said = [finish(one) for one in running]
     assert [one.code for one in said] == [0] * PARTICIPANTS, said
     assert {(one / "fit/fit.json").read_bytes() for one in where} == {here}
+    check_released(where)
     log = (where[0] / "log/audit.jsonl").read_text()
     assert '"sites":"0-2"' in log.replace(" ", "") and "3-5" not in log
     for node in (0, 6, 8):

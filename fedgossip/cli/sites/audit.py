@@ -17,7 +17,6 @@ from fedgossip.cli.text import CommandGroup, columns, echo
 from fedgossip.core.run_format import AUDIT_LOG, TRANSCRIPT
 
 if TYPE_CHECKING:
-    from fedgossip.audit.entries import Owner
     from fedgossip.audit.verify import Verification
     from fedgossip.secure.session import ParticipantRoster
 
@@ -163,13 +162,14 @@ class _Judge:
 
     def _key(self, path: Path) -> bytes | None:
         """Return the key to verify a log by: given, of the endpoints, or None for the log's own."""
+        from fedgossip.audit.entries import find_owner
         from fedgossip.base.errors import ConfigError
         from fedgossip.net.endpoints import load_blocks
 
         if self.key:
             return bytes.fromhex(self.key)
         file = self.endpoints or self.roster
-        owner = _owner(path)
+        owner = find_owner(path)
         node = owner.participant if owner and self.node is None else self.node
         if file is None or node is None:
             return None
@@ -179,29 +179,15 @@ class _Judge:
         return bytes.fromhex(blocks[node].verify)
 
     def _pinned(self, folder: Path) -> tuple[ParticipantRoster, bytes]:
-        """Return the roster of all sessions, and the key of the transcripts' coordinator: by its log, else the root's,
-        the last.
-        """
-        from fedgossip.audit.verify import CLIENT
+        """Return the roster of all sessions, and the key of the transcripts' coordinator."""
+        from fedgossip.audit.verify_round import coordinator_of
         from fedgossip.net.endpoints import load_blocks, roster_of
-        from fedgossip.secure.session import ParticipantRoster
 
         if (file := self.roster or self.endpoints) is None:
             raise click.UsageError("transcripts are verified with --endpoints")
-        *others, root = members = roster_of(load_blocks(file)).members
-        owner = _owner(folder.parent / AUDIT_LOG)
-        leads = owner is not None and owner.role != CLIENT and owner.participant < len(members)
-        coordinator = members[owner.participant] if owner and leads else root
-        return ParticipantRoster(tuple(others)), bytes.fromhex(self.key) if self.key else coordinator.identity
-
-
-def _owner(path: Path) -> Owner | None:
-    from fedgossip.audit.entries import AuditError, entries, owner_of
-
-    try:
-        return owner_of(next(entries(path)))
-    except (AuditError, ValueError, StopIteration):
-        return None
+        everybody = roster_of(load_blocks(file))
+        key = bytes.fromhex(self.key) if self.key else coordinator_of(folder, everybody)
+        return everybody.first(len(everybody.members) - 1), key
 
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:

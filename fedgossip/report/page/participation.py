@@ -74,8 +74,9 @@ class Participation:
             return
         if row.clients is not None:
             self.contributions[row.round] = row.clients
-            if row.counted is not None:
-                self._counted[row.round] = {node for node in row.counted if 0 <= node < self.clients}
+            counted = {node for node in row.counted or () if 0 <= node < self.clients}
+            if counted or row.counted == ():  # others are coordinators of tiers, whose clients are not followed
+                self._counted[row.round] = counted
         if row.score_clients is not None:
             self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 

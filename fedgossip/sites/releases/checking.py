@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.audit import entries
+from fedgossip.audit.entries import find_owner
 from fedgossip.audit.verify import Verification, verify_log
-from fedgossip.audit.verify_round import verify_transcripts
+from fedgossip.audit.verify_round import coordinator_of, verify_transcripts
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, FedgossipError
@@ -37,7 +37,6 @@ from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, read_signed, site_of
 from fedgossip.plans.approvals.plan_statement import study_of
-from fedgossip.secure.session import ParticipantRoster
 from fedgossip.sites.releases.released import ASK, FORMAT, Release, ReleasedLog, ReleaseError, SignedZip, open_signed
 
 
@@ -202,25 +201,19 @@ def verified(folder: Path) -> tuple[ReleasedLog, ...]:
         return ()
     try:
         blocks = load_blocks(folder / ENDPOINTS)
-        *clients, coordinator = roster_of(blocks).members
+        everybody = roster_of(blocks)
     except (FedgossipError, ValueError) as error:
         return (ReleasedLog(ENDPOINTS, "everybody's keys", sound=False, told=str(error).replace(f"{folder}/", "")),)
     found = []
     for path in sorted(path for path in (folder / LOGS).rglob(AUDIT_LOG) if path.is_file()):
-        who = _owner(path)
-        key = bytes.fromhex(blocks[who].verify) if who in blocks else b"\0" * 32
+        owner = find_owner(path)
+        key = bytes.fromhex(blocks[owner.participant].verify) if owner and owner.participant in blocks else bytes(32)
         found.append(_released_log(folder, verify_log(path, key)))
     for rounds in sorted({path.parent for path in (folder / LOGS).rglob(f"*{TRANSCRIPT}")}):
-        verdicts = verify_transcripts(rounds, ParticipantRoster(tuple(clients)), coordinator.identity)
+        clients = everybody.first(len(everybody.members) - 1)
+        verdicts = verify_transcripts(rounds, clients, coordinator_of(rounds, everybody))
         found += [_released_log(folder, one) for one in verdicts]
     return tuple(found)
-
-
-def _owner(path: Path) -> int:
-    try:
-        return entries.owner_of(next(entries.entries(path))).participant
-    except (FedgossipError, ValueError, StopIteration):
-        return -1
 
 
 def _released_log(folder: Path, one: Verification) -> ReleasedLog:
