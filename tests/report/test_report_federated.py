@@ -283,8 +283,12 @@ def test_coordinators_of_tiers_in_a_sum_say_nothing_of_single_clients() -> None:
     took = Participation(6)
     took.row(ReportedPeerRound(1, 8, clients=6, counted=(6, 7)))
     assert not took.followed and took.contributions == {1: 6}
-    took.row(ReportedPeerRound(1, 0))  # a simulation's record has the clients' own rows
-    assert took.followed and took.table()[:, 0].tolist() == [Took.COUNTED, *[Took.NOTHING] * 5]
+    for client in (0, 5):  # a simulation's record has the clients' own rows
+        took.row(ReportedPeerRound(1, client))
+    took.event(ReportedEvent(0, 7, "missed", [4, 5]))
+    took.event(ReportedEvent(0, 8, "missed", [7]))
+    silent = Took.NOTHING
+    assert took.table()[:, 0].tolist() == [Took.COUNTED, *[silent] * 3, Took.SILENT, Took.UNCOUNTED]
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])

@@ -88,7 +88,7 @@ class Participation:
                 self.abandoned[event.round + 1] = facts
             case "too_few":
                 self.too_few = facts
-            case "missed" if event.peer == self.clients and isinstance(event.value, list):
+            case "missed" if (event.peer or 0) >= self.clients and isinstance(event.value, list):
                 for node in event.value:
                     if isinstance(node, int) and 0 <= node < len(self._missed):
                         self._missed[node].add(event.round + 1)
