@@ -90,7 +90,7 @@ def watch_for_sockets() -> None:
     """Have every socket and process of this Python asked for the marker `sockets` of the test that runs."""
 
     def ask(event: str, words: tuple[Any, ...], asked: tuple[str, ...] = ASKED) -> None:  # the names go before the hook
-        if event in asked and not lists_fonts(words):
+        if event in asked and not looks_up(words):
             needs_the_marker(event)
 
     sys.addaudithook(ask)
@@ -98,9 +98,9 @@ def watch_for_sockets() -> None:
         setattr(zmq.Socket, name, asking(getattr(zmq.Socket, name), f"zmq.Socket.{name}"))
 
 
-def lists_fonts(words: tuple[Any, ...]) -> bool:
-    """Whether this is matplotlib that asks the system for its fonts, at the first figure on a machine."""
-    return bool(words) and words[0] == "fc-list"
+def looks_up(words: tuple[Any, ...]) -> bool:
+    """Whether a library lists the system's fonts (matplotlib, first figure) or libraries (torch with CUDA, import)."""
+    return bool(words) and words[0] in ("fc-list", "/sbin/ldconfig")
 
 
 def asking(call: Callable[..., Any], name: str) -> Callable[..., Any]:

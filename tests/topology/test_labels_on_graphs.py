@@ -229,7 +229,7 @@ def test_updates_in_one_mode_leave_the_square_of_its_eigenvalue(tmp_path, placem
     found = by_updates(tmp_path, placement, 0.0)
     assert found["alone"] == pytest.approx(4.0, rel=1e-9) and found["noise"] == 0.0
     assert found["as_placed"] == pytest.approx(4.0 * mode**2, rel=1e-8)
-    assert found["best"] <= found["drawn_least"] < found["expected"] < 0.9 * found["alone"]
+    assert found["best"] <= found["drawn_least"] * (1 + 1e-9) < found["expected"] < 0.9 * found["alone"]
 
 
 def test_noise_of_updates_is_told_apart_from_what_lasts(tmp_path):

@@ -180,11 +180,9 @@ def _json(path: Path, text: str) -> GivenGraph:
 
 
 def _matrix(path: Path, text: str) -> GivenGraph:
-    from scipy.io import mmread
-    from scipy.sparse import coo_array
-
     head = text.partition("\n")[0].lower().split()
-    sizes = next((line for line in text.splitlines()[1:] if line.strip() and not line.startswith("%")), "").split()
+    lines = [line.split() for line in text.splitlines()[1:] if line.strip() and not line.startswith("%")]
+    sizes, places = (lines or [[]])[0], lines[1:]
     usual = "The first line is: %%MatrixMarket matrix coordinate pattern symmetric."
     if len(head) != 5 or head[1:3] != ["matrix", "coordinate"] or head[3] not in ("pattern", "real", "integer"):
         raise ConfigError(f"{path}: a matrix of {' '.join(head[1:])!r}, not of edges", usual)
@@ -194,12 +192,16 @@ def _matrix(path: Path, text: str) -> GivenGraph:
     if rows != columns or rows > NODES_MAX or 4 * entries > len(text):
         text = f"{path}: {rows} rows, {columns} columns and {entries} entries"
         raise ConfigError(text, f"A graph is a square matrix, of at most {NODES_MAX} rows, with all entries there.")
-    matrix = coo_array(mmread(io.BytesIO(text.encode())))
-    found = {(int(u), int(v)): float(value) for u, v, value in zip(*matrix.coords, matrix.data, strict=True)}
+    pattern = head[3] == "pattern"
+    found = {(int(u) - 1, int(v) - 1): 1.0 if pattern else float(value[0]) for u, v, *value in places}
+    if len(places) != entries or not all(0 <= one < rows for pair in found for one in pair):
+        text = f"{path}: its entries cannot be read: {len(places)} of {entries}, or one outside the matrix"
+        raise ConfigError(text, "Write the whole matrix again.")
+    found |= {(v, u): value for (u, v), value in found.items()} if head[4] == "symmetric" else {}
     mirrored = all(found.get((v, u)) == value for (u, v), value in found.items())
     kept = {(u, v): value for (u, v), value in found.items() if not mirrored or u < v or u == v}
     edges = [(str(u), str(v)) for u, v in kept]
-    weights: list[Any] = [None] * len(kept) if head[3] == "pattern" else list(kept.values())
+    weights: list[Any] = [None] * len(kept) if pattern else list(kept.values())
     return _make_graph(path, tuple(map(str, range(rows))), edges, weights, directed=not mirrored)
 
 
