@@ -24,7 +24,8 @@ from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout
 from fedgossip.sites.fits.tree_sums import GrowingTrees, TreesLayout
-from fedgossip.sites.plans.fits import planned_fit, statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.statistics import statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import asking, plan_of_sums
 
 KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth", *ALIKE)

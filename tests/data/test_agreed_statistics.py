@@ -52,7 +52,7 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.encoding import ExactSums, as_vector, words_of
 from fedgossip.secure.fixed_point import add
 from fedgossip.secure.session import Policy, proposal
-from fedgossip.sites.plans.fits import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import from_seed
 
 SITES = 5
@@ -692,6 +692,7 @@ def test_statistics_do_not_travel_with_an_invite(tmp_path: Path) -> None:
         (0, {"counts": [3, 3, 3]}), (0, {"counts": [3, -1]}), (0, {"shares": []}), (0, {"name": "x"}),
         (0, {"count": 9}),
         (0, {"categories": ["a"]}), (1, {"edges": [0.0, 2.0, 1.0]}), (1, {"counts": []}), (1, {"deviation": -1.0}),
+        (1, {"deviation": 1e-308}), (1, {"mean": 1e308}),
         (1, {"codes": [0.0, 1.0]}), (1, {"codes": [0.0, 1.0, 0.0]}), (1, {"missing": -1}), (None, {"columns": []}),
     ],
 )  # fmt: skip

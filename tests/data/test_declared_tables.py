@@ -29,7 +29,7 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import TableFile, table_file
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.plans.tasks import schema_of_experiment
-from fedgossip.sites.plans.fits import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
 
 SITES = 5
 

@@ -21,7 +21,7 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.record_groups import source_digest
 from fedgossip.data.table_files import table_file
 from fedgossip.plans.tasks import schema_of_experiment
-from fedgossip.sites.plans.fits import stated_statistics
+from fedgossip.sites.plans.statistics import stated_statistics
 
 HEAD = ["age", "bmi", "ward", "seen", "ill"]
 ROWS: list[list[Any]] = [

@@ -23,7 +23,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.plans.federated.ledger import SpentLedger, TotalLimit, data_of, data_sets
 from fedgossip.privacy.accounting import Mechanism, account_of, epsilon
 from fedgossip.privacy.budget import Spend, TotalBudget, compute_record_cost
-from fedgossip.sites.plans.fits import statistics_plan
+from fedgossip.sites.plans.statistics import statistics_plan
 
 ROWS = [["age", "kind"], ["31", "a"], ["4.50", "b"], ["77", "a"]]
 

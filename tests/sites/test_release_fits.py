@@ -186,14 +186,15 @@ def test_a_fit_that_was_changed_and_signed_anew_is_not_what_the_card_tells_of(
 def test_the_words_of_a_stranger_s_fit_are_text_on_the_card_and_what_contradicts_itself_is_refused(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Every word and every list of the file in turn."""
+    """Every word, number and list of the file in turn."""
     released(folder, kind)
     shutil.copytree(folder / kind, tmp_path / kind)
     path = tmp_path / kind / KINDS[kind][3]
     content = json.loads(path.read_text())
     evil = "</text></svg><script>alert(1)</script>\x1b[2J$\\frac$"
     for at, value in leaves_of(content):
-        path.write_text(json.dumps(replaced(content, at, evil if isinstance(value, str) else [])))
+        other = evil if isinstance(value, str) else [] if isinstance(value, list) else 1e300
+        path.write_text(json.dumps(replaced(content, at, other)))
         try:
             found = read_fit(tmp_path / kind)
             assert found
@@ -204,12 +205,31 @@ def test_the_words_of_a_stranger_s_fit_are_text_on_the_card_and_what_contradicts
         assert "<script" not in page and "\x1b" not in page, at
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (("design", "classes"), [], "a logistic model without two classes"),
+        (("coefficients", 1, "estimate"), 1.7e308, "an estimate, or its variance, beyond 1e\\+30"),
+        (("covariance", 0, 0), 1e300, "an estimate, or its variance, beyond 1e\\+30"),
+    ],
+)
+def test_a_fit_that_predicts_no_number_is_refused(
+    folder: Path, tmp_path: Path, at: tuple[Any, ...], value: Any, why: str
+) -> None:
+    """Predictions of the first had no class, and the others warned of an overflow."""
+    released(folder, "glm")
+    content = json.loads((folder / "glm" / "fit.json").read_text())
+    (tmp_path / "fit.json").write_text(json.dumps(replaced(content, at, value)))
+    with pytest.raises(ConfigError, match=why):
+        read_fit(tmp_path)
+
+
 def leaves_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the place and value of each word and list; of a list its first item alone."""
+    """Yield the place and value of each word, number and list; of a list its first item alone."""
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, one in inner:
         yield from leaves_of(one, (*at, key))
-    if at and isinstance(value, str | list):
+    if at and isinstance(value, str | float | list):
         yield at, value
 
 

@@ -60,7 +60,7 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     )
     from fedgossip.experiment import load_experiment
     from fedgossip.plans.tasks import site_file
-    from fedgossip.sites.plans.fits import statistics_plan
+    from fedgossip.sites.plans.statistics import statistics_plan
 
     plan, schema = statistics_plan(load_experiment(experiment, [*overrides, "coordinator.privacy.unit=none"]))
     check_site(plan, node)
@@ -121,7 +121,7 @@ def agree(
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.experiment import load_experiment
-    from fedgossip.sites.plans.fits import opened_by, statistics_plan, statistics_task
+    from fedgossip.sites.plans.statistics import opened_by, statistics_plan, statistics_task
     from fedgossip.sites.plans.sums import from_seed
 
     whole = load_experiment(experiment, overrides)
@@ -158,7 +158,8 @@ def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
     from fedgossip.plans.approvals.approvals import AGREE, request_of
     from fedgossip.plans.federated.federation import FederationPlan
     from fedgossip.plans.federated.policy import how_long
-    from fedgossip.sites.plans.fits import is_fit, stated_statistics
+    from fedgossip.sites.plans.fits import is_fit
+    from fedgossip.sites.plans.statistics import stated_statistics
 
     def wanted() -> ApprovalRequest:
         fits = is_fit(whole)
@@ -200,7 +201,7 @@ def _write(
 ) -> None:
     from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.runs.run_directory import write_whole
-    from fedgossip.sites.plans.fits import agreed_from
+    from fedgossip.sites.plans.statistics import agreed_from
 
     table = agreed_from(task, vector, schema, plan.experiment.data.suppress)
     path = Path(plan.experiment.data.agreed)

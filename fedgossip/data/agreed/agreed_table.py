@@ -73,6 +73,8 @@ COUNTS = (("missing",), ("bin",), ("of",))
 """Name parts, after the column, of the sums that are counts."""
 ROUNDING = 1e-9
 """Share of a column's step by which a bin's end may miss a multiple of it."""
+FARTHEST = 1e30
+"""Bound of means, deviations and edges, and of 1 / deviation: float32 holds no larger numbers."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -439,9 +441,10 @@ def _is_consistent(one: AgreedColumn, records: float) -> bool:
     cells = len(one.categories) or (len(one.edges) + 1 if one.edges else 0)
     lengths = len(one.counts) == cells and len(one.shares) == len(one.categories) * (not one.label)
     counted = all(0 <= count <= records for count in (one.count, one.missing or 0, *(many or 0 for many in one.counts)))
-    ascend = all(a < b for a, b in pairwise(one.edges)) and (one.deviation or 0.0) >= 0
+    ascend = all(a < b for a, b in pairwise(one.edges)) and not 0 != (one.deviation or 0.0) < 1 / FARTHEST
+    near = max(map(abs, (one.mean or 0.0, one.deviation or 0.0, *one.edges))) <= FARTHEST
     codes = not one.codes or (len(one.codes) == 3 and one.codes[0] <= one.codes[1] and one.codes[2] > 0)
-    return lengths and counted and ascend and codes
+    return lengths and counted and ascend and near and codes
 
 
 def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:

@@ -18,6 +18,8 @@ from fedgossip.sites.fits.tree_result import TreesFit
 
 Fit = GlmFit | CoxFit
 AnyFit = Fit | CurveFit | TreesFit | FamilyFit
+FARTHEST = 1e30
+"""Bound of estimates and their covariances: products of larger ones with a table's numbers overflow."""
 ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 
 
@@ -38,6 +40,9 @@ def fit_in(path: Path) -> Fit | None:
         raise ConfigError(text, "Fit again, as the command has advised.")
     if isinstance(fit, GlmFit) and fit.design.family == "logistic" and len(fit.design.classes) != 2:
         raise ConfigError(f"{path / FIT}: a logistic model without two classes", ADVICE)
+    numbers = [one.estimate for one in fit.coefficients] + [one or 0.0 for row in fit.covariance for one in row]
+    if max(map(abs, numbers), default=0.0) > FARTHEST:
+        raise ConfigError(f"{path / FIT}: an estimate, or its variance, beyond {FARTHEST:g}", ADVICE)
     return fit
 
 

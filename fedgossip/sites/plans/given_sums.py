@@ -35,7 +35,8 @@ from fedgossip.secure.encoding import ExactSums, integers_of, words_in, words_of
 from fedgossip.secure.fixed_point import Words, little
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.secure.sums import FRAMES_MAX
-from fedgossip.sites.plans.fits import agreed_from, planned_fit, statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
 
 
 class GivenSums(Protocol):

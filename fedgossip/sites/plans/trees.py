@@ -132,9 +132,8 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
     shares = np.linspace(0, 1, bins - len(between) + 1)[1:-1]
     below = np.cumsum(counts)[:-1] / max(counts.sum(), 1e-300)
     quantiles = np.interp(shares, below, edges)
-    found = np.unique(np.concatenate([between, quantiles]))
-    inside = found[(found > edges[0]) & (found <= edges[-1])]
-    return tuple(inside.tolist()) or (column.mean or 0.0,)
+    found = sorted({*map(float, between), *quantiles.tolist()})  # np.unique would import numpy.ma
+    return tuple(one for one in found if edges[0] < one <= edges[-1]) or (column.mean or 0.0,)
 
 
 def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:

@@ -247,7 +247,7 @@ def attenuation(fit: CoxFit) -> float | None:
         return None
     d, n = (np.array([getattr(one, name) for one in points], float) for name in ("events", "risk"))
     z = -np.log1p(-np.minimum(d / n, 1 - 1 / (n + 1)))
-    wald = fit.ratio if fit.design.errors else float(b @ np.linalg.solve(np.array(fit.covariance, float), b))
+    wald = fit.ratio if fit.design.errors else float(b @ np.linalg.pinv(np.array(fit.covariance, float)) @ b)
     if wald is None:  # robust errors give no A, and the likelihood ratio is nearly b' A b
         return None
     spread = wald / d.sum()
