@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +212,9 @@ def no_shell(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget what a test has imported from files that it made: another may have a module of that name."""
-    before = set(sys.modules)
+    last = next(reversed(sys.modules))
     yield
-    for name in set(sys.modules) - before:
+    for name in [*takewhile(lambda name: name != last, reversed(sys.modules))]:
         file = getattr(sys.modules[name], "__file__", None)
         if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
             del sys.modules[name]
