@@ -12,10 +12,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 check suite
 
-# One process more than two cores: tests of real processes wait for each other a quarter of their time.  Bytecode is kept
+# Two processes more than two cores: tests of real processes wait for each other a quarter of their time.  Bytecode is kept
 # whatever the shell says: some hundred of those processes would otherwise compile the package anew, each for itself.
 suite: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal
 
 check: $(STAMP)
 	$(BIN)/ruff check .

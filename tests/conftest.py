@@ -220,6 +220,14 @@ def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             del sys.modules[name]
 
 
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paint the figures of pages, and render none: most of a page's time, where numbers and words are judged."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda _, to, **__: to.write("<svg></svg>"))
+
+
 @pytest.fixture(autouse=True)
 def says_which_device_it_means(
     request: pytest.FixtureRequest,

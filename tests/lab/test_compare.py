@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def compared_and_drawn(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     def run(*words: str) -> Output:
         command = ["compare", "all.toml", "--no-report", *words]
         if "--paradigms" not in words:
@@ -57,6 +57,11 @@ def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return in_process(command, file.parent, monkeypatch, capsys)
 
     return run
+
+
+@pytest.fixture
+def compared(compared_and_drawn: Any, unrendered: None) -> Any:
+    return compared_and_drawn
 
 
 @pytest.mark.parametrize("size", ["topology.n", "coordinator.clients", "parallel.workers"])
@@ -77,8 +82,10 @@ def test_run_refuses_several_kinds_in_one_file_and_names_compare(file: Path) -> 
         load_experiment(file)
 
 
-def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(compared: Any, file: Path) -> None:
-    said = compared("--workers", "1,3", "--json", "--paradigms", SEVERAL)
+def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(
+    compared_and_drawn: Any, file: Path
+) -> None:
+    said = compared_and_drawn("--workers", "1,3", "--json", "--paradigms", SEVERAL)
     assert said.code == 0, said.err
     told = json.loads(said.out)
     assert [(row["paradigm"], row["workers"]) for row in told["table"]] == [

@@ -43,7 +43,7 @@ def test_steps_and_the_closed_form_of_a_gather_agree(method: str, m: int) -> Non
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def table(tmp_path: Path, unrendered: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     def run(*words: str) -> Any:
         (tmp_path / "all.toml").write_text(FILE)
         command = ["compare", "all.toml", "--no-report", "--json", "--paradigms", "ring,ring+top-k:0.1", *words]

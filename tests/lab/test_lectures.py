@@ -96,7 +96,9 @@ def test_the_command_prints_the_lecture_hides_answers_and_writes_the_page(
     )
 
 
-def test_a_wrong_number_ends_the_course_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_ends_the_course_with_1(
+    tmp_path: Path, unrendered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (number, *_) = FEW.numbers
     wrong = msgspec.structs.replace(FEW, numbers=[msgspec.structs.replace(number, formula="1/servers")])
     offer(monkeypatch, right=FEW, wrong=wrong)
