@@ -19,6 +19,7 @@ from relays import relay_running
 from web_proxies import Authority, proxy_running
 
 import fedgossip
+from fedgossip import ConfigError
 from fedgossip.audit.entries import Owner, entries
 from fedgossip.audit.log import AuditLog
 from fedgossip.cli.people.pilot import _link
@@ -29,6 +30,7 @@ from fedgossip.cli.people.pilot_steps import (
     PilotStep,
     Question,
     Walk,
+    answer_to,
     coordinator_steps,
     site_steps,
 )
@@ -139,6 +141,20 @@ def test_a_fit_that_is_not_at_its_end_ends_the_walk_and_one_of_fewer_sites_does_
     with AuditLog(tmp_path / "audit.jsonl", owner, identity.sign_bytes, lambda: 1, synced=False) as log:
         assert Walk(tmp_path, log, {}).follow([step]) == (0 if converged else 9)
     assert [one.kind for one in entries(tmp_path / "audit.jsonl")].count("step_done") == done
+
+
+def test_the_release_has_the_folders_of_sites_and_nothing_that_a_link_among_them_leads_to(tmp_path: Path) -> None:
+    """What a site handed over may be an archive with a link to the files of another study."""
+    (handed := tmp_path / "handed").mkdir()
+    (handed / "site0").mkdir()
+    (handed / "site1").symlink_to(tmp_path)
+    (handed / "use.txt").write_text("")
+    step = coordinator_steps(TRAINED, "study", [])[-1]
+    words = [word for one in step.typed({"use": "use.txt", "handed": str(handed)}) for word in one]
+    assert [word for word in words if word.startswith(str(handed))] == [str(handed / "site0")] * 2
+    question = next(one for one in step.asked if one.name == "handed")
+    with pytest.raises(ConfigError, match=r"handed: .*use\.txt: no such folder"):
+        answer_to(question, {"handed": str(handed / "use.txt")}, tmp_path)
 
 
 def test_a_declaration_that_a_site_writes_after_its_first_look_is_found(tmp_path: Path) -> None:

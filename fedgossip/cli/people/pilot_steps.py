@@ -43,8 +43,8 @@ Words = Sequence[str]
 Answers = Mapping[str, str]
 
 NEW, OF = "new:", "of:"
-YES, MAYBE, WORDS, PATH = "yes", "maybe", "words", "path"
-"""Kinds of an answer: a no to YES ends the pilot here, a no to MAYBE is noted; WORDS; a file or a folder."""
+YES, MAYBE, WORDS, FILE, FOLDER = "yes", "maybe", "words", "file", "folder"
+"""Kinds of an answer: a no to YES ends the pilot here, a no to MAYBE is noted; words; a path."""
 NO = "no"
 DAYS = "90"
 """Default validity of an approval in days."""
@@ -189,12 +189,13 @@ def coordinator_steps(facts: PilotFacts, name: str, waits: Words) -> Sequence[Pi
         evaluate = ["evaluate", f"{OF}run", EXPERIMENT, *wait, "--out", f"{NEW}judged-log"]
         shown = [[*words, "--model", f"{OF}run"] for words in read]
         steps.append(PilotStep("judge", "how well it answers", shown, same("-model"), lambda _: [evaluate]))
-    use = Question("use", "File with the intended use of the model and its limits, written by a person", PATH, USE)
-    handed = Question("handed", "Folder of the files that the sites handed over, one folder each (empty: none)", PATH)
+    use = Question("use", "File with the intended use of the model and its limits, written by a person", FILE, USE)
+    handed = Question("handed", "Folder of the files that the sites handed over, one folder each (empty: none)", FOLDER)
 
     def released(given: Answers) -> list[Words]:
         folder, file = given["handed"], f"{name}-release.zip"
-        sites = sorted(str(one) for one in Path(folder).iterdir() if one.is_dir()) if folder else []
+        handed = Path(folder).iterdir() if folder else ()  # a link in it could lead to another study's files
+        sites = sorted(str(one) for one in handed if one.is_dir() and not one.is_symlink())
         logs = [word for one in (f"{OF}{HANDED[facts.fit]}", *sites) for word in ("--logs", one)]
         make = ["--use", given["use"], *logs, "--endpoints", ENDPOINTS, "--key", PEER_KEY, "--out", file]
         whole = [] if facts.fit else [["collect", EXPERIMENT, f"{OF}run", *sites, "--out", f"{NEW}whole"]]
@@ -257,11 +258,11 @@ def _checked(question: Question, answer: str, base: Path) -> str:
         raise ConfigError(f"{question.name}: an answer is one line of at most {LETTERS} letters", advice)
     if question.kind in (YES, MAYBE) and answer not in (YES, NO):
         raise ConfigError(f"{question.name} = {line(answer)!r}: neither {YES} nor {NO}", advice)
-    if question.kind != PATH or not answer:
+    if question.kind not in (FILE, FOLDER) or not answer:
         return answer
     path = base / Path(answer).expanduser()
-    if not path.exists():
-        raise ConfigError(f"{question.name}: {path}: no such file or folder", advice)
+    if not (path.is_dir() if question.kind == FOLDER else path.is_file()):
+        raise ConfigError(f"{question.name}: {path}: no such {question.kind}", advice)
     return str(path.resolve())
 
 
