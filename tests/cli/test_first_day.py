@@ -314,6 +314,19 @@ def test_what_a_dead_peer_is_missed_by_in_every_round_is_one_line() -> None:
     assert [rest for _, *rest in spells(again)] == [[3, 4, 2], [9, 9, 1]]
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"experiment": "lan.toml", "alone": True}, "an experiment and alone=True"),
+        ({"node": 1}, "node without an experiment"),
+        ({"endpoints": "endpoints.toml"}, "endpoints without an experiment"),
+    ],
+)
+def test_arguments_of_join_that_contradict_each_other_are_refused(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        fedgossip.join(model := net(), SGD(model.parameters(), 0.1), **given)
+
+
 @pytest.mark.sockets
 def test_a_loop_makes_a_run_of_one_where_nobody_has_launched_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -325,6 +338,10 @@ def test_a_loop_makes_a_run_of_one_where_nobody_has_launched_it(
         for _ in range(5):
             peer.step()
         assert (peer.n, peer.node) == (1, 0)
+        with pytest.raises(ConfigError, match="log: 'loss' is no number: 'low'"):
+            peer.log(loss="low")
+        with pytest.raises(ConfigError, match="evaluate: measure is a int"):
+            peer.evaluate(3)  # type: ignore[arg-type]
     assert "this loop learns with 0 others; four together: fedgossip launch -n 4 train.py" in capsys.readouterr().err
     (folder,) = (tmp_path / "runs").iterdir()
     assert peer.folder and peer.folder.name == folder.name

@@ -128,6 +128,7 @@ def join(
     with _reported_to_launcher():
         optimizers = optimizers_of(model, optimizer)
         only = [one for one in ([exchange] if isinstance(exchange, str) else exchange) if one]
+        _check_named(experiment, node=node, endpoints=endpoints, alone=alone)
         named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
         found = place.get() or named or _launched(_Alone(out) if alone else None)
         if name in _here and not _here[name].done and place.get() is None:
@@ -146,6 +147,13 @@ def join(
         if isinstance(joined, JoinedLoop):  # nor one that follows another
             atexit.register(_leave_at_exit, joined)
     return joined
+
+
+def _check_named(experiment: Path | str | None, *, alone: bool, **of_file: object) -> None:
+    if experiment is not None and alone:
+        raise ConfigError("join: an experiment and alone=True", "A run of one has no file: leave one of them out.")
+    if experiment is None and (given := [name for name, value in of_file.items() if value is not None]):
+        raise ConfigError(f"join: {given[0]} without an experiment", "Name its file too, or leave it out.")
 
 
 @contextlib.contextmanager

@@ -152,7 +152,8 @@ class JoinedLoop:
             if getattr(value, "numel", lambda: 1)() != 1:
                 shape = list(value.shape)
                 raise ConfigError(f"log: {name!r} is a tensor {shape}, not one number", f"Log {name}.mean().")
-            self._logged.setdefault(name, []).append(value.detach() if hasattr(value, "detach") else value)
+            number = value.detach() if hasattr(value, "detach") else _number("log", name, value)
+            self._logged.setdefault(name, []).append(number)
 
     def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:
         """Measure models by `measure(model)` from now on; it returns numbers by name: "accuracy", "loss".
@@ -161,6 +162,8 @@ class JoinedLoop:
         number, as a check.  The model, its mode and random states are restored.
         """
         self._check("evaluate")
+        if not callable(measure):
+            raise ConfigError(f"evaluate: measure is a {type(measure).__name__}", "Give a function of the model.")
         if every not in (None, self._seat.every):
             advice = f"All measure in the same rounds: set eval.every = {every} in the experiment, or with --set."
             text = f"evaluate: every = {every}, and the run measures every {self._seat.every} rounds"
