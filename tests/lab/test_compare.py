@@ -142,15 +142,25 @@ def test_a_cell_that_fails_is_shown_and_the_others_are_run(compared: Any, file: 
         ([], "[compare]\nequal = 'words'", "compare"),
         ([], "[compare]\ntargets = 3", "compare"),
         (["--set", "train.local_epochs=1"], "", "local_epochs in a comparison"),
+        (["--workers", "3", "--set", "parallel.workers=2"], "", "--set parallel.workers=2, and 3 by another option"),
+        (["--out", "a-run"], "", "a-run: experiment.toml is in it, of a run or a sweep"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(
     compared: Any, file: Path, words: list[str], change: str, told: str
 ) -> None:
     file.write_text(FILE + change)
+    (file.parent / "a-run").mkdir()
+    (file.parent / "a-run" / "experiment.toml").touch()
     said = compared(*words)
     assert said.code == 2 and told in said.err, said.err
     assert len(said.errors) == 1 and not (file.parent / "all-compared" / "ring-w4-s1").exists()
+
+
+def test_a_comparison_without_a_finished_run_says_so(compared: Any) -> None:
+    said = compared("--paradigms", "ring", "--set", "data.source=nowhere", "--out", "failed")
+    assert said.code == 9 and "FAILED: unknown data source 'nowhere'" in said.err
+    assert "No run ended: the lines above have the reasons." in said.out
 
 
 def test_a_folder_of_another_file_is_refused_and_left_as_it_was(compared: Any, file: Path) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+from fedgossip.core.run_format import EXPERIMENT, SWEEP
 
 if TYPE_CHECKING:
     from fedgossip.lab.compare.measured import MeasuredCell, TunedRate
@@ -58,12 +60,13 @@ def compare(
     folder; existing runs are not repeated, so the same command resumes after an interruption.
     """
     from fedgossip.base import outside_files, owner_files
-    from fedgossip.experiment.reading import content_of
+    from fedgossip.experiment.reading import RUN_KINDS, check_agree, content_of
     from fedgossip.lab.compare.cells import CellGrid, compare_section, run_cells, workers_of
     from fedgossip.lab.compare.measured import chosen_rates, measured, rows_of, tuned
     from fedgossip.lab.compare.names import paradigm_of
     from fedgossip.lab.compare.verdict import comparison, summary_of, write_page
 
+    check_agree(overrides, dict.fromkeys((kind.size for kind in RUN_KINDS.values()), workers or None))
     where, content = content_of(experiment, overrides)
     section = compare_section(content, where)
     names = [name.strip() for name in paradigms.split(",") if name.strip()]
@@ -75,6 +78,8 @@ def compare(
     numbers = _numbers(workers) if workers else [workers_of(content, where)]
     grid = CellGrid(content, where, names, numbers, range(first, first + seeds))
     out = out or Path(f"{experiment.stem}-compared")
+    if other := next((name for name in (EXPERIMENT, SWEEP) if (out / name).exists()), None):
+        raise ConfigError(f"{out}: {other} is in it, of a run or a sweep", "Give another folder with --out.")
     owner_files.make_folder(out)
     outside_files.checked_folder(out)
     cells = []

@@ -163,6 +163,8 @@ def _times(found: Comparison) -> dict[str, float]:
 def sentence(found: Comparison) -> str:
     """Return a sentence: the winner, its margin, and the change that would make another win."""
     won = winner(found)
+    if not any(line.cells for line in found.lines):
+        return "No run ended: the lines above have the reasons."
     if won is None or found.target is None:
         return "None of them reaches the target: give more rounds, or a larger compare.target."
     line, seconds = won
