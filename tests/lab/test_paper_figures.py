@@ -18,7 +18,7 @@ from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.page import page_of, rounds_to_target, runs_of_table, write_paper
 from fedgossip.lab.sweeps.table import SweepTable, table_of
 from fedgossip.report.page import drawing
-from fedgossip.report.page.learning_curves import holm, robust_limits, student_p
+from fedgossip.report.page.learning_curves import holm, robust_limits, student_p, widened
 from fedgossip.report.page.sweep_figures import latex, paintings, sides
 
 T_OF_3 = 4.302653  # t(0.975) with 2 degrees of freedom, any table
@@ -135,6 +135,45 @@ def test_values_that_are_tables_are_named_in_figures_by_what_differs() -> None:
     assert across == [page.metric.word]
     heat = paintings(page)["heat"]
     assert drawing.draw("heat", heat.height, heat.paint, heat.width).startswith("<svg")
+
+
+def two_by_two(graphs: dict[str, float], **without: str) -> SweepTable:
+    """Two algorithms on each graph; `without`: the status of b's cell on a graph, or "left out"."""
+    rows = [
+        {"combination": f"{graph}, {name}", "topology.graph": graph, "algorithm.name": name, "seed": seed,
+         "status": without.get(graph, "finished") if name == "b" else "finished",
+         "mean_peer": None if name == "b" and graph in without else 0.5 + 0.1 * seed, "gap": None, "n_w": n_w}
+        for graph, n_w in graphs.items() for name in "ab" for seed in (1, 2)
+        if name == "a" or without.get(graph) != "left out"
+    ]  # fmt: skip
+    keys = ["topology.graph", "algorithm.name"]
+    return SweepTable(Path("s"), "s", keys, [], rows, rows[0]["combination"], "rounds", "accuracy", "higher")
+
+
+def painted(table: SweepTable, name: str) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    paintings(page_of(table))[name].paint(figure)
+    return figure.axes[0]
+
+
+def test_a_cell_without_a_score_names_its_reason() -> None:
+    axes = painted(two_by_two({"ring": 3.0, "star": 2.0, "path": 1.0}, star="refused", path="left out"), "heat")
+    assert sorted(text.get_text() for text in axes.texts if "%" not in text.get_text()) == ["not run", "refused"]
+
+
+def test_graphs_of_one_n_w_lie_beside_each_other() -> None:
+    axes = painted(two_by_two({"torus": 7.0, "cube": 7.0, "star": 2.0}), "by-n-w")
+    places = [x for bars in axes.containers for x in bars[0].get_xdata()]
+    assert len({round(x, 6) for x in places}) == len(places) == 6
+    (torus,), (cube,) = ([text.xy[0] for text in axes.texts if text.get_text() == name] for name in ("torus", "cube"))
+    assert torus < 7.0 < cube
+
+
+def test_curves_of_one_value_have_an_axis() -> None:
+    low, high = widened(2.0, 2.0)
+    assert low < 2.0 < high
 
 
 def test_p_is_of_the_paired_t_test_and_holm_adjusts_it() -> None:

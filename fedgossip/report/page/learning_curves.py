@@ -236,12 +236,18 @@ def _finish(
     if logs[1] and max(row["mean"] for row in rows) > high * DIVERGED:
         first.set_ylim(None, high * 10)
     elif not logs[1] and y not in SCORES and max(row["mean"] for row in rows) > high:
-        first.set_ylim(low - 0.05 * (high - low), high + 0.1 * (high - low))
+        first.set_ylim(*widened(low, high))
     for axes in every if logs[1] else ():
         drawing.log_axis(axes)
     if y in SCORES and score.percent:
         for axes in every:
             drawing.percent_axis(axes)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """Return the limits of an axis around values from `low` to `high`, which may be equal."""
+    margin = 0.04 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def robust_limits(values: Sequence[float]) -> tuple[float, float]:

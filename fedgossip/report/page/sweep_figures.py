@@ -8,8 +8,9 @@ import math
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from fedgossip.base.scores import Score
 from fedgossip.base.untrusted_text import csv_rows
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, EDGE, PALE, QUIET, Drawing, draw, legend_outside, save, series_style
-from fedgossip.report.page.learning_curves import SCORES, robust_limits
+from fedgossip.report.page.learning_curves import SCORES, robust_limits, widened
 from fedgossip.report.page.markup import (
     Markup,
     document,
@@ -229,18 +230,22 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
     ends = [PALEST, DARKEST] if page.metric.better == "higher" else [DARKEST, PALEST]
     shades = LinearSegmentedColormap.from_list("scores", ends, 32)
     scale = Normalize(low, high if high > low else low + 1.0, clip=True)
+    shown = set()
     for name, rows in page.combinations.items():
         x, y = across.index(page.label_column(rows[0])), down.index(page.value(rows[0], page.keys[0]))
+        shown.add((x, y))
         value = means[name]
         bad = any(row["status"] in ("failed", "refused") for row in rows)
         fill = "none" if value is None else shades(scale(value))
         hatch = "////" if bad else None
         edge = EDGE if bad else PALE
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=edge, hatch=hatch, linewidth=0.8))
-        if value is not None:
-            dark = sum(shades(scale(value))[:3]) < 1.6
-            colour = "#ffffff" if dark else "#1f2430"
-            axes.text(x + 0.5, y + 0.5, page.format(value), ha="center", va="center", color=colour, fontsize=size)
+        dark = value is not None and sum(shades(scale(value))[:3]) < 1.6
+        words = str(rows[0]["status"]) if value is None else page.format(value)
+        colour = "#ffffff" if dark else QUIET if value is None else "#1f2430"
+        axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", color=colour, fontsize=size)
+    for x, y in {*product(range(len(across)), range(len(down)))} - shown:
+        axes.text(x + 0.5, y + 0.5, "not run", ha="center", va="center", color=QUIET, fontsize=size)
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     axes.set_xticks([x + 0.5 for x in range(len(across))], across, rotation=30 if len(across) > 1 else 0, ha="right")
@@ -284,17 +289,12 @@ def _paint_differences(page: SweepPage, figure: Figure) -> None:
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     low, high = robust_limits([scale * end for one in page.differences for end in one.student or (one.mean,)])
-    axes.set_xlim(*_wider(min(low, 0.0), max(high, 0.0)))
+    axes.set_xlim(*widened(min(low, 0.0), max(high, 0.0)))
     unit = "\n(points of 100)" if page.metric.percent else ""
     axes.set_xlabel(f"{page.measured}\nless that of {page.short(page.reference)}{unit}")
     axes.set_ylabel("combination (number of pairs)", fontsize="medium")
     words = [f"{page.level:.0%}, Student", f"{page.level:.0%}, bootstrap", "mean over the pairs"]
     legend_outside(figure, words, figure.get_size_inches()[0])
-
-
-def _wider(low: float, high: float) -> tuple[float, float]:
-    margin = 0.04 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figure) -> None:
@@ -304,13 +304,15 @@ def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figur
     log = all(point.x > 0 for point in every)
     furthest, nearest = max(point.x for point in every), min(point.x for point in every)
     apart = min(0.03, 0.12 / len(groups))  # share of the axes' width: bars of one graph are side by side
+    twins = _list_twins(every)
+
+    def placed(point: SweepPoint, aside: float) -> float:
+        aside += apart * len(groups) * twins[point.graph]
+        return point.x * (furthest / nearest) ** aside if log else point.x + aside * (furthest - nearest)
+
     for at, (name, points) in enumerate(groups.items()):
         colour, _, marker = series_style(at)
-        aside = apart * (at - (len(groups) - 1) / 2)
-        places = [
-            point.x * (furthest / nearest) ** aside if log else point.x + aside * (furthest - nearest)
-            for point in points
-        ]
+        places = [placed(point, apart * (at - (len(groups) - 1) / 2)) for point in points]
         ends = [point.interval or (point.mean, point.mean) for point in points]
         bars = [[point.mean - low for point, (low, _) in zip(points, ends, strict=True)],
                 [high - point.mean for point, (_, high) in zip(points, ends, strict=True)]]  # fmt: skip
@@ -323,15 +325,23 @@ def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figur
     axes.margins(x=0.1)
     low, high = robust_limits([point.mean for point in every])
     inside = [end for point in every if low <= point.mean <= high for end in point.interval or (point.mean,)]
-    axes.set_ylim(*_wider(min(inside), max(inside)))
+    axes.set_ylim(*widened(min(inside), max(inside)))
     _ticks_at_values(axes, sorted({point.x for point in every}), width)
-    _label_graphs(axes, every, width)
+    _label_graphs(axes, [replace(point, x=placed(point, 0.0)) for point in every], width)
     axes.set_xlabel(one.word)
     axes.set_ylabel(f"{page.measured}\n(mean and {page.level:.0%} over seeds)")
     if page.metric.percent:
         drawing.percent_axis(axes)
     if len(groups) > 1:
         legend_outside(figure, list(groups), width)
+
+
+def _list_twins(points: Sequence[SweepPoint]) -> dict[str, float]:
+    """Return each graph's place among the graphs of its x, around 0: their bars would cover each other."""
+    graphs: dict[float, list[str]] = {}
+    for graph, x in {point.graph: point.x for point in points}.items():
+        graphs.setdefault(x, []).append(graph)
+    return {graph: at - (len(of) - 1) / 2 for of in graphs.values() for at, graph in enumerate(of)}
 
 
 def _ticks_at_values(axes: Axes, values: Sequence[float], width: float) -> None:
