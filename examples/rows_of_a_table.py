@@ -11,7 +11,7 @@ from fedgossip.base.keyed_rows import KeyedTable, frozen_keys, united
 from fedgossip.base.vectors import frozen
 from fedgossip.core.task import Update
 
-USERS, ITEMS, WIDTH, BATCH = 600_000, 400_000, 16, 100
+USERS, ROWS, WIDTH, BATCH, ROUNDS = 600_000, 1_000_000, 16, 100, 200
 
 
 class Ratings:
@@ -21,7 +21,7 @@ class Ratings:
     schema = "ratings"
 
     def __init__(self) -> None:
-        self.table = KeyedTable(USERS + ITEMS, WIDTH, seed=1, scale=0.3)
+        self.table = KeyedTable(ROWS, WIDTH, seed=1, scale=0.3)
         self.watched = united(*(self.keys(node, -1, 1) for node in range(4)))
         self.length = self.watched.size * WIDTH
 
@@ -52,32 +52,28 @@ class Ratings:
     def away(self, rows, users, items, user_ids, item_ids):
         return (rows[users] * rows[items]).sum(axis=1) - np.where(user_ids % 2 == item_ids % 2, 1, -1)
 
+    def error(self, rows, node):
+        ids = self.pairs(node, -1)
+        return np.mean(self.away(rows, *(np.searchsorted(self.watched, one) for one in ids), *ids) ** 2)
+
     def evaluate(self, vectors):
-        found = []
-        for vector in vectors:
-            rows, losses = vector.reshape(-1, WIDTH), []
-            for node in range(4):
-                ids = self.pairs(node, -1)
-                losses.append(np.mean(self.away(rows, *(np.searchsorted(self.watched, one) for one in ids), *ids) ** 2))
-            found.append({"loss": float(np.mean(losses))})
-        return found
+        rows = [vector.reshape(-1, WIDTH) for vector in vectors]
+        return [{"loss": float(np.mean([self.error(one, node) for node in range(4)]))} for one in rows]
 
 
-experiment = {
-    "rounds": 200,
-    "train": {"lr": 1.0},
-    "eval": {"every": 50},
-    "parallel": {
-        "method": "parameter-server",
-        "descent": "adagrad",
-        "workers": 4,
-        "server": {"servers": 2, "filters": ["key-cache", "threshold:0.001"]},
-    },
-}
-run = fedgossip.simulate(experiment, task=Ratings())
+def learn(workers):
+    """Return the run of that many workers; each has ratings of its own, and all are tested on those of four."""
+    server = {"servers": 2, "filters": ["key-cache", "threshold:0.001"]}
+    parallel = {"method": "parameter-server", "descent": "adagrad", "workers": workers, "server": server}
+    plan = {"rounds": ROUNDS, "train": {"lr": 0.3}, "eval": {"every": 50}, "parallel": parallel}
+    return fedgossip.simulate(plan, task=Ratings())
+
+
+run = learn(4)
 for row in run.rows:
     if getattr(row, "test_loss", None) is not None:
         print(f"round {row.round:3}: squared error {row.test_loss:.3f}")
 sent = sum(row.bytes_sent for row in run.rows if getattr(row, "peer", 9) < 4 and hasattr(row, "bytes_sent"))
-dense = (USERS + ITEMS) * WIDTH * 4
-print(f"a worker sends {sent / 4 / 200 / 1e3:.0f} kB a round; the whole table is {dense / 1e6:.0f} MB")
+print(f"a worker sends {sent / 4 / ROUNDS / 1e3:.0f} kB a round; the whole table is {ROWS * WIDTH * 4 / 1e6:.0f} MB")
+alone, together = learn(1).summary["test_loss"], run.summary["test_loss"]
+print(f"alone {alone:.3f}, together {together:.3f}: gain over alone {1 - together / alone:.0%}")
