@@ -185,10 +185,10 @@ def _run() -> int:
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
     except OSError as error:
         code = _fail(*_explain_disk_error(error), 2, error)
-    except MemoryError as error:
-        advice = "Use a smaller model, fewer peers, or a machine with more memory."
-        code = _fail(f"out of memory: {error}", advice, 2, error)
     except Exception as error:
+        if isinstance(error, MemoryError) or OF_TORCH in str(error):
+            advice = "Use a smaller model, smaller batches, fewer peers, or a machine with more memory."
+            return _fail(f"out of memory: {error}", advice, 2, error)
         code = _fail(f"unexpected {type(error).__name__}: {error}", FAULT, 1, error)
     return code if isinstance(code, int) else 0
 
@@ -213,6 +213,9 @@ def _of_usage(error: click.ClickException) -> str:
     files = f"Here: {here}." if here else "fedgossip init digits makes one, and init own-loop one for training loops."
     return f"{files}  See {where} --help"
 
+
+OF_TORCH = "can't allocate memory"
+"""Text of torch's RuntimeError for a processor without memory."""
 
 FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
 

@@ -13,7 +13,7 @@ from commands import in_process, typed
 import fedgossip
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.base.limits import CalledWith, check_call
-from fedgossip.cli import _explain_disk_error
+from fedgossip.cli import _explain_disk_error, _run
 from fedgossip.data import custom, data, partitions
 from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment
@@ -648,3 +648,18 @@ def test_an_option_and_the_same_value_by_set_agree(tmp_path: Path) -> None:
         ).code
         == 0
     )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("16 GB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 32000 bytes")]
+)
+def test_a_lack_of_memory_is_no_fault_of_fedgossip(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fedgossip.cli.cli", lacking)
+    assert _run() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: out of memory: ") and "smaller batches" in said and "fault" not in said
