@@ -662,4 +662,4 @@ def test_a_lack_of_memory_is_no_fault_of_fedgossip(
     monkeypatch.setattr("fedgossip.cli.cli", lacking)
     assert _run() == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: out of memory: ") and "smaller batches" in said and "fault" not in said
+    assert said.startswith("error: out of memory: ") and "smaller batches" in said and "a fault of" not in said
