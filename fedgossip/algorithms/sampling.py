@@ -270,7 +270,7 @@ def sampling_named(
     if name == "size":
         if sizes is None:
             advice = 'Set coordinator.sampling = "uniform".'
-            raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
+            raise ConfigError("clients with data of their own: the number of examples of each is unknown", advice)
         return BySize(seed, dict(enumerate(sizes)), cohort, over_selection)
     uniform = Uniform(seed, clients, cohort, over_selection)
     if name == "power-of-choice":

@@ -193,7 +193,7 @@ def check_allowed(
     if run_code or not (found := sorted(set(names))):
         return
     text = f"{where}: {whose}: {', '.join(found[:5])}"
-    raise ConfigError(text, f"It can do whatever you can.  If you trust it and its makers: {ALLOW}{IN_PYTHON}.")
+    raise ConfigError(text, f"It has all your permissions.  If you trust it and its makers: {ALLOW}{IN_PYTHON}.")
 
 
 LONGEST = 1000

@@ -336,7 +336,7 @@ def _check_race(e: ParallelExperiment, where: str) -> None:
     if (e.train.processes, e.train.parallel) != (p.workers, HOGWILD):
         given = f"train.processes = {e.train.processes}, parallel = {e.train.parallel!r}"
         text = f"{beside}, whose {p.workers} workers are the processes, and {given}"
-        raise ConfigError(text, f"Leave both out: parallel.workers = {p.workers} says it.")
+        raise ConfigError(text, f"Leave both out: parallel.workers = {p.workers} replaces them.")
     usual = ParallelSection(workers=p.workers, method=HOGWILD)
     for key in OF_SEVERAL:
         if getattr(p, key) != getattr(usual, key):

@@ -193,7 +193,7 @@ def rank_of(compression: str) -> int | None:
         if rank.isascii() and rank.isdigit() and 1 <= int(rank) <= RANK_MOST:
             return int(rank)
         text = f"compression = {compression!r}: {POWERSGD} takes a rank, a whole number from 1 to {RANK_MOST}"
-        raise ConfigError(text, f'Write "{POWERSGD}:2", say.')
+        raise ConfigError(text, f'Write, for example, "{POWERSGD}:2".')
     if compression in (NONE, BF16):
         return None
     raise ConfigError(f"unknown compression {compression!r}", f'Known: "{NONE}", "{POWERSGD}:RANK", "{BF16}".')

@@ -371,7 +371,7 @@ class ExactSums:
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
         count = self.clients_in(total)
         if count != clients:
-            raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
+            raise RoundAbandoned(Reason.OVERFLOW, f"a sum of {count} clients, where {clients} exist")
         if (place := self._find_overflow(total[: self.length], clients)) is not None:
             text = f"number {place} is beyond its bound; some client has violated the agreement"
             raise RoundAbandoned(Reason.BOUND, text)

@@ -334,7 +334,7 @@ class FixedPoint:
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
         scaled, clipped, count, *metrics = (int(value) for value in centred(total[self._beside :]))
         if count != clients:
-            raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
+            raise RoundAbandoned(Reason.OVERFLOW, f"a sum of {count} clients, where {clients} exist")
         lightest = int(np.rint(self.limit / self.weight_max))
         if not clients * lightest <= scaled <= clients * self.limit:
             raise _out_of_bounds(f"the weight of {clients} clients", scaled / self.limit)

@@ -314,7 +314,7 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path) -> None:
     weights = bytearray((folder / "weights.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(weights)
-    with pytest.raises(ConfigError, match=r"not the weights that model.json tells of"):
+    with pytest.raises(ConfigError, match=r"not the weights that model.json describes"):
         load_model(folder)
     (folder / "model.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):

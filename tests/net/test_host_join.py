@@ -250,7 +250,7 @@ def test_nobody_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ports = free_ports(2)
     words = ["--invite-port", str(ports[0]), "--port", str(ports[1]), "--expires", "0.01", "--address", "127.0.0.1"]
     said = in_process(["host", "experiment.toml", *words], tmp_path, monkeypatch, capsys)
-    assert said.code == 7 and "nobody joined" in said.errors[0]
+    assert said.code == 7 and "no participant joined" in said.errors[0]
 
 
 def test_a_qr_code_holds_the_invite(

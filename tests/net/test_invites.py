@@ -366,7 +366,10 @@ def test_a_host_that_waited_in_vain_says_how_many_were_here(tmp_path: Path) -> N
     expired = int(time.time()) - 1
     house = House(tmp_path, FIXED, expires=expired)
     plan = compose.plan(load_experiment({"task": {"kind": "averaging"}, "coordinator": {"clients": 3}}))
-    for wanted in ("nobody joined", "2 of 3 were here when the invite expired, and this run begins with all of them"):
+    for wanted in (
+        "no participant joined",
+        "2 of 3 were here when the invite expired, and this run begins with all of them",
+    ):
         with pytest.raises(TooFewPeersError, match=wanted) as refused:
             wait_for_members(cast(InviteServer, None), house.admission, plan)
         assert "--expires" in refused.value.advice

@@ -262,7 +262,7 @@ def test_what_keeps_a_budget_is_not_traced() -> None:
     with pytest.raises(ConfigError, match="cannot be replayed"):
         participant.check_recordable(plan, 1)
     assert isinstance(plan, FederationPlan)
-    with pytest.raises(ConfigError, match="nobody knows how many examples client 0 has"):
+    with pytest.raises(ConfigError, match="the number of examples of client 0 is unknown"):
         plan.machine(0, frozen(np.zeros(3, np.float32)), "s")
 
 

@@ -127,7 +127,7 @@ def test_a_count_that_is_not_of_the_clients_ends_the_round() -> None:
     for client in clients:
         client.give([*words_of_floats([1.0, -1.0], 1.0, 24, lambda: 0.0)[:-1], 2])  # a count of two
     frames = server.begin(1, range(4))
-    with pytest.raises(RoundAbandoned, match="a sum that says 8 clients, of which there are 4"):
+    with pytest.raises(RoundAbandoned, match="a sum of 8 clients, where 4 exist"):
         while frames:
             replies = [(v, clients[v].answer(frame)) for v, frame in frames.items()]
             frames = {}

@@ -764,7 +764,7 @@ def test_a_category_of_few_clusters_is_refused_though_it_has_many_records() -> N
 
 def test_a_mixed_model_is_of_a_column_outside_of_the_model(folder: Path) -> None:
     for source, said in (
-        ("mixed", "A random effect of each site would tell of each"),
+        ("mixed", "A random effect of each site would disclose each"),
         ("mixed?by=ward", "it is a column of the model, or its label"),
         ("mixed?by=person&first=1", "It is a number from 2 to 50"),
         ("mixed?by=nobody", "no column 'nobody'"),

@@ -303,7 +303,7 @@ def test_sinkhorn_balances_a_ring_with_a_chord():
     found = spectrum(build(chord, "sinkhorn"))
     assert (found.slem, found.rate) == (pytest.approx(0.82516615, abs=EIGHT), pytest.approx(0.73203032, abs=EIGHT))
     open_end = Topology.from_edges(4, [(0, 1), (1, 2), (2, 0), (2, 3)], directed=True)
-    with pytest.raises(ConfigError, match="row 3 hears node 2"):
+    with pytest.raises(ConfigError, match="row 3 receives from node 2"):
         build(open_end, "sinkhorn")
 
 

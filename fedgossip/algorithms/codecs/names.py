@@ -30,7 +30,7 @@ def _share(name: str, given: list[str]) -> float:
     share = _number(given[0]) if len(given) == 1 else math.nan
     if not 0 < share <= 1:
         text = f"{name}: {kind} takes the share of elements that are sent, above 0 and at most 1"
-        raise ConfigError(text, f'Write "{kind}:0.01", say.')
+        raise ConfigError(text, f'Write, for example, "{kind}:0.01".')
     return share
 
 

@@ -436,7 +436,7 @@ def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
     here, seats = len(admission.list_present(now)), admission.party.seats
     advice = "Start it again with a later --expires; the invite stays the same."
     if here == 1:
-        return TooFewPeersError("nobody joined before the invite expired", advice)
+        return TooFewPeersError("no participant joined before the invite expired", advice)
     text = f"{here} of {seats.count} were here when the invite expired, and this run begins with all of them"
     return TooFewPeersError(text, f"{advice}  Or give fewer --peers, and another --folder.")
 

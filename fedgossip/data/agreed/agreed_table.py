@@ -487,7 +487,7 @@ def read_clusters(path: Path | TableFile, agreed: AgreedTable, name: str) -> npt
     known, cluster = np.unique(cells, return_inverse=True)
     if len(known) < agreed.suppress:
         text = f"column {name!r} has {len(known)} different values: fewer than {agreed.suppress}"
-        raise ConfigError(text, "The sums would tell of each; this site takes no part.")
+        raise ConfigError(text, "The sums would disclose each; this site takes no part.")
     return np.asarray(cluster, np.int64)
 
 

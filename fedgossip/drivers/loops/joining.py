@@ -335,7 +335,7 @@ class _NamedRun:
         plan = compose.plan(load_experiment(self.file, ["task.kind=loop"]))
         if self.node is None or self.endpoints is None:
             advice = "Name node=, which of the peers this is, and endpoints=, the file with all addresses and keys."
-            raise ConfigError(f"join: {self.file} does not say who this is", advice)
+            raise ConfigError(f"join: {self.file} does not name this peer", advice)
         if not 0 <= self.node < plan.learners:
             raise ConfigError(f"there is no loop {self.node}", f"The run has loops 0 to {plan.learners - 1}.")
         known = load_endpoints(Path(self.endpoints), plan.n, plan.roles.listens)

@@ -182,7 +182,7 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
     path = folder / weights_file(facts)
     content = _bytes(path)
     if hashlib.sha256(content).hexdigest() != facts.weights:
-        raise ConfigError(f"{path}: not the weights that {MODEL_FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{path}: not the weights that {MODEL_FACTS} describes", "Copy the folder again.")
     return content
 
 
@@ -205,7 +205,7 @@ def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tens
     own = _read_own(folder, facts, node) if facts.lacks else {}
     tensors = {**_unpacked(path, content), **own}
     if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
-        raise ConfigError(f"{path}: other tensors than {MODEL_FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{path}: other tensors than {MODEL_FACTS} describes", "Copy the folder again.")
     return tensors
 
 

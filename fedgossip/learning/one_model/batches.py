@@ -190,7 +190,7 @@ def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> No
         return
     advice = "Take text:PATH, windows of one length"
     if private:
-        text = f"{train.name}: single lines are private, and a step draws them whatever their lengths are"
+        text = f"{train.name}: single lines are private, and a step draws them independent of their lengths"
         raise ConfigError(text, f'{advice}; or privacy.unit = "client".')
     if settings.mesh.pipeline > 1:
         text = f"{train.name}: mesh.pipeline and lines of several lengths: stages know one"

@@ -53,7 +53,7 @@ class GpuSharing:
             self._give_back()
             if alone and self.pieces >= self._most:
                 raise TrainingError(
-                    f"out of memory, with batches in {self.pieces} pieces and nobody else's turn",
+                    f"out of memory, with batches in {self.pieces} pieces while no other participant trained",
                     'Use a smaller model, several processes with parallel = "fsdp", or device = "cpu".',
                 )
             if alone:

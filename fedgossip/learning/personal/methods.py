@@ -416,4 +416,6 @@ def _number(key: str, text: str, word: str, value: str, *, whole: bool) -> float
         return int(value) if whole else float(value)
     except ValueError:
         kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{key} = {text!r}: {word} = {value!r} is not {kind}", f"Write {word}=1, say.") from None
+        raise ConfigError(
+            f"{key} = {text!r}: {word} = {value!r} is not {kind}", f"Write, for example, {word}=1."
+        ) from None

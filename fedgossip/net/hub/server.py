@@ -202,7 +202,7 @@ class CoordinatorLinks(Wakeable):
         try:
             sender = int(str(mark.get("User-Id")) if self.identity else name)
         except (zmq.ZMQError, ValueError, TypeError):
-            raise FrameError("anonymous", "a frame of nobody") from None
+            raise FrameError("anonymous", "a frame without a sender") from None
         if sender not in self._clients:
             raise FrameError("stranger", f"a frame from node {sender}, which is no client")
         self.connections.note_message(mark.get(zmq.SRCFD), sender)

@@ -83,7 +83,7 @@ class Incoming:
         try:
             sender = self._user(self._allow, mark) if self._allow else int(connection)
         except (zmq.ZMQError, ValueError, TypeError, KeyError):
-            raise FrameError("anonymous", "a frame of nobody") from None
+            raise FrameError("anonymous", "a frame without a sender") from None
         if sender not in self._by_curve:
             raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
         return sender

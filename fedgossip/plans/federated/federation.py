@@ -296,7 +296,9 @@ class FederationPlan(Plan):
             return purse_of(p, 1.0, 1, log, before, total=total)
         if node not in self.trained_on:
             advice = "A run with a privacy budget can be neither recorded nor replayed."
-            raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)
+            raise ConfigError(
+                f"the number of examples of client {node} is unknown, and the budget that it has spent", advice
+            )
         cost = cost_of_training(self.experiment, self.trained_on[node])
         return purse_of(p, *cost, log, before, self.client_settings.tests, total)
 

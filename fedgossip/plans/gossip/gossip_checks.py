@@ -45,7 +45,7 @@ def check_pair(
     _check_made_for(name, needs, schedule)
     _check_graph(name, needs, schedule, found)
     if needs.weighs_alike and (weights := experiment.topology.weights):
-        text = f"{name} counts all models alike, and topology.weights = {weights!r} says otherwise"
+        text = f"{name} counts all models alike, and topology.weights = {weights!r} differs"
         raise ConfigError(text, "Leave topology.weights out.")
     if experiment.train.portable:
         _check_portable(schedule)

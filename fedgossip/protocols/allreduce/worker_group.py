@@ -228,7 +228,7 @@ class WorkerGroup:
             wrong or (self.node in view.behind and (self.outside or not self.at_work)) or self._lost(view, rounds)
         ):
             asked = self.regroup if generation(view.epoch) == generation(self.epoch) + 1 else None
-            wrong = asked.refuses(view) if asked else "is one that nobody asked for"
+            wrong = asked.refuses(view) if asked else "was not requested"
         if wrong:
             raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
         return view

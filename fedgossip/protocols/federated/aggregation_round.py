@@ -295,7 +295,7 @@ class SumReading:
         least = sum(self.below[node].least for node in members)
         most = sum(self.below[node].most for node in members)
         if not least <= count <= most:
-            text = f"a sum that says {count} clients, of coordinators that have {least} to {most}"
+            text = f"a sum of {count} clients, by coordinators with {least} to {most}"
             raise RoundAbandoned(Reason.OVERFLOW, text)
         return count
 

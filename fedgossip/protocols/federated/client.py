@@ -198,7 +198,7 @@ class Client:
             case Received(sender, message):
                 return [*self._received(sender, message), *self._listen()]
             case Trained(_, update, examples, metrics, extra):
-                assert self.phase == "training", "a training that nobody asked for"
+                assert self.phase == "training", "a training that was not requested"
                 return [*self._trained(update, examples, metrics, extra), *self._listen()]
             case PeerJoined(node, incarnation) if node == self.coordinator:
                 return [*self._joined(incarnation), *self._listen()]

@@ -212,7 +212,7 @@ def _model(folder: Path) -> Contents:
         if path.is_file() and path.name != EVALUATION and not path.name.endswith(".pyc"):
             found[f"{MODEL}/{path.relative_to(folder).as_posix()}"] = path
     if _sha256(found[f"{MODEL}/{model_files.weights_file(facts)}"]) != facts.weights:
-        raise ConfigError(f"{folder}: not the weights that {MODEL_FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{folder}: not the weights that {MODEL_FACTS} describes", "Copy the folder again.")
     return found
 
 

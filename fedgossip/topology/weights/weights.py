@@ -319,7 +319,9 @@ def sinkhorn(topology: Topology) -> Mixing:
     across = parts[senders] != parts[receivers]
     if across.any():
         u, v = senders[across][0], receivers[across][0]
-        text = f"sinkhorn weights on {topology.name!r}: row {v} hears node {u}, and no path leads back from there"
+        text = (
+            f"sinkhorn weights on {topology.name!r}: row {v} receives from node {u}, and no path leads back from there"
+        )
         raise ConfigError(text, "Add an arc that closes the cycle, or use push weights with push-sum.")
     ids = np.arange(topology.n)
     rows, columns = np.concatenate([receivers, ids]), np.concatenate([senders, ids])

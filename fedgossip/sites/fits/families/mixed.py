@@ -162,7 +162,7 @@ class Mixed:
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         by = options.get("by", "")
         if not by:
-            text = "mixed: no column of clusters.  A random effect of each site would tell of each"
+            text = "mixed: no column of clusters.  A random effect of each site would disclose each"
             raise ConfigError(text, "Write mixed?by=COLUMN, a column within sites; or meta-analysis?family=linear.")
         check_outside(agreed, by, f"mixed?by={by}")
         option_number("mixed?", "first", options.get("first", "2"), 2, MOST)
@@ -357,7 +357,9 @@ def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
     if few:
         cut = next((k for k in range(few[0], 1, -1) if enough(slice(k - 1, None))), 0)
         which = f"clusters by {by} of {', '.join(map(str, few))} records"
-        text = f"{which}: fewer than {d.suppress}, or at fewer than {SITES} sites; sums of each size would tell of them"
+        text = (
+            f"{which}: fewer than {d.suppress}, or at fewer than {SITES} sites; sums of each size would disclose them"
+        )
         return text, f"Take the first records of each alone:  mixed?by={by}&first={cut}" if cut else OTHER
     if not clusters[1:].any():
         return f"each cluster by {by} has one record: two variances cannot be told apart", OTHER
@@ -366,6 +368,6 @@ def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
         text = f"column {rare[0]!r}: a value, or all above or below its mean, is of fewer than {d.suppress} clusters"
         return (
             f"{text} by {by}",
-            "A coefficient of it would tell of them: leave the column out, or put values together.",
+            "A coefficient of it would disclose them: leave the column out, or put values together.",
         )
     return "", ""
