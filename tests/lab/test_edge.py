@@ -445,7 +445,7 @@ def written(path: Path, given: str, outputs: int, part: Any = None, **facts: Any
     ("facts", "outputs", "words"),
     [
         ({"shape": [-4]}, 2, "a shape or a scale that cannot be"),
-        ({"scale": {"mean": [0.0], "deviation": [1.0]}}, 2, "a shape or a scale that cannot be"),
+        ({"scale": {"mean": [0.0], "deviation": [1.0]}}, 2, "columns, scale and shape of an example that differ"),
         ({"shape": [5]}, 2, "onnxruntime cannot run it"),
         ({}, 3, r"answers of shape \(1, 3\); expected \(1, 2\)"),
     ],
