@@ -3,7 +3,7 @@
     GraphML, GEXF             XML without a DOCTYPE: no entity is expanded, and nothing fetched           networkx
     GML                       graph [ node [ ... ] edge [ ... ] ]                                         networkx
     node-link, adjacency      JSON of networkx.node_link_data and adjacency_data
-    Matrix Market             %%MatrixMarket: edges at the entries of a square matrix                     scipy
+    Matrix Market             %%MatrixMarket: edges at the entries of a square matrix
     NAME.adjlist              a node and its neighbours per line
 
 Weights are used unless all are 1.  Sizes are checked before reading; library errors are reported as a ConfigError of
