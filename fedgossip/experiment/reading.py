@@ -273,7 +273,6 @@ def _override(content: dict[str, Any], text: str) -> None:
     content[last] = parsed
 
 
-@cache
 def _list_keys() -> Mapping[str, Any]:
     hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
     return {key: held for one in hints for key, held in one.items()} | {COMPARE: CompareSection}

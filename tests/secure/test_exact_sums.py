@@ -57,7 +57,7 @@ def test_a_sum_is_of_the_bounds_that_were_agreed_on() -> None:
     with pytest.raises(RoundAbandoned) as told:
         encode([0, 11, 0])
     assert told.value.reason == Reason.OVERFLOW
-    with pytest.raises(RoundAbandoned, match="2 clients, of which there are 3"):
+    with pytest.raises(RoundAbandoned, match="2 clients, where 3 exist"):
         FIXED.decode(total, 3)
     beyond = words_of([0, 21, 0, 2])
     with pytest.raises(RoundAbandoned) as told:
