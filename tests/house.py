@@ -100,13 +100,7 @@ def sliced() -> list[str]:
 
 def docstrings(paths: Iterable[Path]) -> str:
     """Return all docstrings, and the texts below attributes, of the files."""
-    texts = [
-        node.value.value
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-    return "\n".join(texts)
+    return "\n".join(one.text for path in paths for one in rooms.docstrings(path))
 
 
 def prose(page: Path) -> str:
