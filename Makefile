@@ -13,10 +13,8 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 check suite
 
 # Two processes more than two cores: tests of real processes wait for each other a quarter of their time.  Bytecode is kept
-# whatever the shell says: some hundred of those processes would otherwise compile the package anew, each for itself.  So
-# would the four the tests, which takes most of their start: the first line does it once.
+# whatever the shell says: some hundred of those processes would otherwise compile the package anew, each for itself.
 suite: $(STAMP)
-	-@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal
 
 check: $(STAMP)

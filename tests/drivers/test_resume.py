@@ -581,7 +581,7 @@ def test_real_peers_remember_what_their_optimizer_did(
 def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = experiment_file(tmp_path, n=2, rounds=240, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
+    file = experiment_file(tmp_path, n=2, rounds=800, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
     ports = free_ports(2)
     text = ""
     for k in range(2):
@@ -609,7 +609,7 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(
     both = [finish(process) for process in [start(line, tmp_path) for line in lines]]
     assert [said.code for said in both] == [0, 0], both
     for k in range(2):
-        check_rows(tmp_path / f"p{k}" / "metrics.jsonl", 240, k)
+        check_rows(tmp_path / f"p{k}" / "metrics.jsonl", 800, k)
         over = skipped(read_rows(tmp_path / f"p{k}" / "metrics.jsonl"), k)
         behind = stopped[k] < stopped[1 - k]  # by a round, whose model was on its way to it when both were stopped
         assert over <= ({stopped[k] + 1} if behind else set()), (stopped, over)
