@@ -37,7 +37,8 @@ from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import fitted_alone
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.design_columns import carried_by_one
-from fedgossip.sites.fits.glm.glm_result import GlmFit, few_share, fit_of
+from fedgossip.sites.fits.few_values import few_share
+from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_curves import fit_of as curves_of

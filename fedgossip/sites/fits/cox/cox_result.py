@@ -12,9 +12,9 @@ from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox import concordance_error
 from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout
+from fedgossip.sites.fits.few_values import ALONE, terms_of
 from fedgossip.sites.fits.glm.glm import CONVERGED, Values, covariance, rank_of
 from fedgossip.sites.fits.glm.glm_result import (
-    ALONE,
     FORMAT,
     Bounds,
     Coefficient,
@@ -23,7 +23,6 @@ from fedgossip.sites.fits.glm.glm_result import (
     coefficient,
     known,
     rounded_to,
-    terms_of,
 )
 from fedgossip.sites.fits.survival.survival_times import enough, reported_risk
 

@@ -46,17 +46,9 @@ from fedgossip.sites.fits.families.family import (
     symmetric,
     upper,
 )
+from fedgossip.sites.fits.few_values import counted_outcomes, few_share
 from fedgossip.sites.fits.glm.glm import FAMILIES, Values, in_units, influences, site_sums, start
-from fedgossip.sites.fits.glm.glm_result import (
-    INTERCEPT,
-    RATIO,
-    SOURCE_OF,
-    counted_outcomes,
-    few_share,
-    layer_of,
-    multiple_of,
-    rounded_to,
-)
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, RATIO, SOURCE_OF, layer_of, multiple_of, rounded_to
 
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
 SMALLEST = 1e-3

@@ -77,15 +77,13 @@ from fedgossip.sites.fits.families.family import (
     symmetric,
     upper,
 )
+from fedgossip.sites.fits.few_values import counted_outcomes, few_share, is_coarse
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, in_units, moved, rank_of
 from fedgossip.sites.fits.glm.glm_result import (
     INTERCEPT,
     RATES,
     SOFTMAX,
     coefficient,
-    counted_outcomes,
-    few_share,
-    is_coarse,
     layer_of,
     of_clusters,
     rounded_to,

@@ -49,17 +49,9 @@ from fedgossip.sites.fits.families.family import (
     symmetric,
     upper,
 )
+from fedgossip.sites.fits.few_values import counted_outcomes, few_share, terms_of
 from fedgossip.sites.fits.glm.glm import Values, in_units, rank_of
-from fedgossip.sites.fits.glm.glm_result import (
-    INTERCEPT,
-    SOURCE_OF,
-    coefficient,
-    counted_outcomes,
-    few_share,
-    layer_of,
-    rounded_to,
-    terms_of,
-)
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOURCE_OF, coefficient, layer_of, rounded_to
 
 MOST = 50
 """Maximum number of records of a cluster."""
