@@ -176,6 +176,8 @@ def test_a_silent_stream_is_pinged_and_its_end_is_an_end(monkeypatch: pytest.Mon
         reading = asyncio.create_task(one[0].read(1))
         await asyncio.sleep(0.4)
         assert isinstance(one[0], WebStream) and one[0].pongs >= 3
+        monkeypatch.setattr(web_stream, "PING_SECONDS", 10 * SECONDS)
+        await asyncio.sleep(0.2)  # the last ping: one that crosses the end would break the pipe
         other[1].transport.abort()
         assert await wait_within(reading, SECONDS) == b""
         with pytest.raises(OSError):
