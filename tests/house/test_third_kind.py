@@ -35,7 +35,8 @@ training = 0.01
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The line in the table, while a test runs; and in the processes that it starts."""
+    """The line in the table, while a test runs; and in the processes that it starts.  Another kind was read before."""
+    fedgossip.load_experiment({"topology": {"graph": "ring", "n": 3}, "task": {"kind": "averaging"}})
     before = dict(RUN_KINDS)
     importlib.reload(importlib.import_module(MODULE))
     monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, MODULE))
