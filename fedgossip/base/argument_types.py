@@ -44,7 +44,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _evaluate(annotation: object, known: dict[str, Any]) -> Any:
-    try:
+    try:  # one by one: `inspect` would evaluate all or none, and some names are imported for annotations alone
         return eval(annotation, known) if isinstance(annotation, str) else annotation
     except (NameError, AttributeError):
         return Any
