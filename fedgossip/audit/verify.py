@@ -426,10 +426,7 @@ def as_csv(verdict: Verification) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write a file atomically.  Raises NotWrittenError."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        owner_files.written(part, text.encode())
-        part.replace(path)
+        owner_files.placed(path, text.encode())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise NotWrittenError(path, error) from None

@@ -612,6 +612,34 @@ def test_a_file_to_write_is_refused_before_any_work_if_it_is_an_input_or_has_no_
     assert (tmp_path / "e.toml").read_text() == content
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("topology make ring -n 4 --weights fmmc --out", "pilot.toml"),
+        ("forecast e.toml --out", "approval.json"),
+        ("plan show e.toml --out", "approval.json"),
+        ("plot nowhere --out", "patients.csv"),
+        ("audit export nowhere --out", "patients.csv"),
+    ],
+)
+def test_a_text_that_the_command_did_not_write_is_never_replaced(words: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('rounds = 1\ntopology = { graph = "ring", n = 3 }\n')
+    (tmp_path / name).write_text("age,sex\n41,1\n")
+    said = typed([*words.split(), name], tmp_path)
+    assert said.code == 2 and f"{name}: there already" in said.err, said
+    assert (tmp_path / name).read_text() == "age,sex\n41,1\n"
+
+
+@pytest.mark.parametrize(
+    "words", ["topology make ring -n 4 --weights fmmc --out a.toml", "forecast e.toml --out a.json"]
+)
+def test_a_text_that_the_command_wrote_is_replaced(words: str, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('rounds = 1\ntopology = { graph = "ring", n = 3 }\n[task]\nkind = "quadratic"\n')
+    for _ in range(2):
+        said = typed(words.split(), tmp_path)
+        assert said.code == 0, said
+
+
 OPTIONS_AND_SET = [
     ("run e.toml -n 3 --set topology.n=5", "--set topology.n=5, and 3 by another option"),
     ("run e.toml --seed 3 --set seed=5", "--set seed=5, and 3 by another option"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True),
     help="Most memory for the models of a shadow run.  [default: forecast.memory]",
 )  # fmt: skip
-@click.option("--out", type=OutputFile(".json"), help="Write the forecasts into this file, as JSON.")
+@click.option("--out", type=OutputFile(".json", mark='"level"'), help="Write the forecasts into this file, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout; all else on stderr.")
 def forecast(
     experiment: Path,

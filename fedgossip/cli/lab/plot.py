@@ -45,7 +45,9 @@ width_option = click.option(
 @click.option("--x", "axis", default="round", show_default=True, help="round, epoch, bytes or seconds.")
 @click.option("--y", "measure", help="A recorded number.  [default: the mean peer's score, or the first number]")
 @click.option(
-    "--out", type=OutputFile(".pdf", ".png", ".svg", ".csv"), help="PDF, PNG, SVG or CSV.  [default: the terminal]"
+    "--out",
+    type=OutputFile(".pdf", ".png", ".svg", ".csv", mark="panel,curve"),
+    help="PDF, PNG, SVG or CSV.  [default: the terminal]",
 )
 @width_option
 @click.option("--list", "listed", is_flag=True, help="List the numbers that the runs recorded.")

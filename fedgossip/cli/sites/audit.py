@@ -98,7 +98,7 @@ def verify(
 
 @audit.command()
 @click.argument("log", type=PATH)
-@click.option("--out", type=OutputFile(".csv", ".json"), required=True, help="File to write.")
+@click.option("--out", type=OutputFile(".csv", ".json", mark="participant"), required=True, help="File to write.")
 @click.option("--csv/--json", "as_table", default=None, help="[default: by the name of the file, else CSV]")
 @click.option("--key", help="The participant's public key, 64 hex digits.  [default: the one in the log]")
 def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:

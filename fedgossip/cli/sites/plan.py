@@ -55,7 +55,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 @plan.command()
 @_experiment
-@click.option("--out", type=OutputFile(".json"), help="Write the hashed plan to this file too.")
+@click.option("--out", type=OutputFile(".json", mark='"experiment": {'), help="Write the hashed plan to this file too.")
 @JSON
 def show(
     experiment: Path,

@@ -251,7 +251,9 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
 )
 @_weights
 @_seed
-@click.option("--out", required=True, type=OutputFile(".toml"), help="FILE.toml.")
+@click.option(
+    "--out", required=True, type=OutputFile(".toml", mark='source = "fedgossip topology make'), help="FILE.toml."
+)
 def make(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int, out: Path) -> None:
     """Write a graph with its weights to a file, for topology.graph.
 

@@ -216,10 +216,8 @@ def encoded(statement: PlanStatement) -> bytes:
 
 def write(path: Path, statement: PlanStatement) -> None:
     """Write the file atomically.  Raises NotWrittenError."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        owner_files.written(part, encoded(statement))
-        part.replace(path)
+        owner_files.placed(path, encoded(statement))
     except OSError as error:
         raise NotWrittenError(path, error) from None
 
