@@ -408,8 +408,16 @@ SCORED = {
         "firth",
         "multinomial",
         "elastic-net?family=logistic&lambda=.1",
+        "gee?by=ward&family=logistic",
     ],
-    "score": ["glm:linear", "glm:poisson", "negative-binomial", "elastic-net?family=linear&lambda=.1", "mixed?by=ward"],
+    "score": [
+        "glm:linear",
+        "glm:poisson",
+        "negative-binomial",
+        "elastic-net?family=linear&lambda=.1",
+        "mixed?by=ward",
+        "gee?by=ward&family=poisson",
+    ],
 }
 """Models by their label."""
 

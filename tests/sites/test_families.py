@@ -26,10 +26,11 @@ from fedgossip.data.agreed.agreed_table import AgreedTable, read, unknown
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
+from fedgossip.sites.fits.families.clustered import ClusteredSample, enough_of_each
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask, PooledRound
+from fedgossip.sites.fits.families.gee import ClusterSums
 from fedgossip.sites.fits.families.likelihoods import SiteSample
 from fedgossip.sites.fits.families.meta_analysis import own_model
-from fedgossip.sites.fits.families.mixed import ClusteredSample, enough_of_each
 from fedgossip.sites.fits.families.table_one import fisher, together
 from fedgossip.sites.plans.fits import FAMILIES, planned_fit
 
@@ -40,10 +41,11 @@ NUMBERS = '[task]\nkind = "regression"\n'
 LABELS = {
     "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
     "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill", "elastic-net": "ill",
-    "mixed": "pressure",
+    "mixed": "pressure", "gee": "ill",
 }  # fmt: skip
 MORE = dict.fromkeys(("table1", "correlations"), ("ill", "grade", "cost"))
-OF = {"table1": "table1?by=ward", "mixed": "mixed?by=person", "meta-analysis": "meta-analysis?family=logistic",
+OF = {"table1": "table1?by=ward", "mixed": "mixed?by=person", "gee": "gee?by=person&family=logistic",
+      "meta-analysis": "meta-analysis?family=logistic",
       "elastic-net": "elastic-net?family=logistic&path=4&folds=2"}  # fmt: skip
 
 
@@ -412,7 +414,8 @@ def test_the_page_shows_what_is_printed(folder: Path, tmp_path: Path) -> None:
     assert said[1].out.rstrip() == shown.text.rstrip()
     file, shown = blocks(page("statistics"))[3:5]
     (tmp_path / "mixed.toml").write_text(file.text)
-    assert (agreed := typed(["data", "agree", "mixed.toml"], tmp_path)).code == 0, agreed
+    commands = blocks(page("statistics"))[5].text.replace("'", "").splitlines()
+    assert [typed(line.split()[1:], tmp_path).code for line in commands] == [0, 0]
     assert typed(["fit", "mixed.toml"], tmp_path).out.rstrip() == shown.text.rstrip()
 
 
@@ -716,8 +719,9 @@ def test_each_size_of_a_cluster_is_of_none_or_of_enough_at_a_site(seed: int) -> 
     assert all((found[sizes == one] == one).all() for one in kept) and found.any()
 
 
+@pytest.mark.parametrize("source", ["mixed?by=person", "gee?by=person&family=linear"])
 def test_a_coordinator_that_lies_of_sizes_receives_no_sums_of_few_clusters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One person of one site alone has four visits: T_4 of the site would be those of her record."""
     for site in range(SITES):
@@ -727,7 +731,7 @@ def test_a_coordinator_that_lies_of_sizes_receives_no_sums_of_few_clusters(
             lines += [f"{rng.integers(20, 90)},{rng.normal(120, 9):.2f},p{person}" for _ in range(visits)]
         (tmp_path / f"site-{site}.csv").write_text("\n".join(lines) + "\n")
     shutil.copy(tmp_path / "site-1.csv", tmp_path / "test.csv")
-    text = own_tables("t", "label=pressure&keep=age", source="mixed?by=person", more=NUMBERS)
+    text = own_tables("t", "label=pressure&keep=age", source=source, more=NUMBERS)
     (tmp_path / "t.toml").write_text(text)
     assert typed(["data", "agree", "t.toml"], tmp_path).code == 0
     monkeypatch.chdir(tmp_path)
@@ -736,9 +740,10 @@ def test_a_coordinator_that_lies_of_sizes_receives_no_sums_of_few_clusters(
     lie = {name: np.full_like(one, 99) for name, one in own.of.items() if name not in ("sites", "records")}
     said = layout.vector(0, 999, lie)
     assert not refused and task.uneven(0, 1, said) == ""
-    between = layout.pooled(task.sums(Job(0, 1, said)))[1]["between"].reshape(50, -1)
     assert own["clusters"].tolist()[:4] == [0, 10, 10, 0]
-    assert [n + 1 for n in np.flatnonzero(between.any(axis=1))] == [2, 3]
+    if source.startswith("mixed"):
+        between = layout.pooled(task.sums(Job(0, 1, said)))[1]["between"].reshape(50, -1)
+        assert [n + 1 for n in np.flatnonzero(between.any(axis=1))] == [2, 3]
     found = typed(["fit", "t.toml"], tmp_path)
     assert found.code == 0 and "records count: where few clusters of a site have as many records" in found.out, found
 
@@ -768,11 +773,110 @@ def test_a_mixed_model_is_of_a_column_outside_of_the_model(folder: Path) -> None
         ("mixed?by=ward", "it is a column of the model, or its label"),
         ("mixed?by=person&first=1", "It is a number from 2 to 50"),
         ("mixed?by=nobody", "no column 'nobody'"),
+        ("gee?family=linear", "gee: no column of clusters"),
+        ("gee?by=ward&family=linear", "it is a column of the model, or its label"),
+        ("gee?by=person&family=logistic", "another label"),
+        ("gee?by=person&family=probit", "gee?family=probit"),
     ):
         found = typed(["fit", "mixed.toml", "--to", "fits/no", "--set", f"model.source={source}"], folder)
         assert found.code and said in found.out + found.err, found
     cut = fitted(folder, "mixed", "--set", "model.source=mixed?by=person&first=2")
     assert cut.records == 250 and "of a larger cluster the first 2 records count" in cut.remarks
+
+
+# --- estimating equations ---------------------------------------------------------------------------------------------
+
+EQUATIONS = {"logistic": ("gee", "ill"), "poisson": ("negative-binomial", "visits"), "gamma": ("mixed", "pressure"),
+             "linear": ("mixed", "pressure")}  # fmt: skip
+"""The experiment with such a label, and the label, by the family of estimating equations."""
+
+
+def gee(folder: Path, family: str) -> tuple[FamilyFit, np.ndarray, float]:
+    """Return the fit, its outcomes, and the correlation."""
+    name, label = EQUATIONS[family]
+    found, of = fitted(folder, name, "--set", f"model.source=gee?by=person&family={family}"), everybody(folder)
+    return found, (of["ill"] == "yes").astype(float) if label == "ill" else of[label], float(found.tables[1].rows[0][1])
+
+
+def test_estimating_equations_are_those_of_all_records_in_one_place(folder: Path) -> None:
+    """By the covariance of each cluster's records as Liang and Zeger have it, and the errors of their sandwich."""
+    found, y, alpha = gee(folder, "logistic")
+    x, turned = standard(design(of := everybody(folder)))
+    cluster, b = clusters(of), np.linalg.solve(turned, np.array(found.column(0, "estimate"), float))
+    mu = 1 / (1 + np.exp(-x @ b))
+    r, u, bread, pairs, tied = (y - mu) / np.sqrt(mu * (1 - mu)), [], np.zeros((5, 5)), 0, 0.0
+    for one in range(cluster.max() + 1):
+        mine = np.flatnonzero(cluster == one)
+        d = x[mine] * (mu * (1 - mu))[mine, None]
+        half = np.diag(np.sqrt(mu * (1 - mu))[mine])
+        v = half @ (alpha + (1 - alpha) * np.eye(len(mine))) @ half
+        u.append(d.T @ np.linalg.solve(v, (y - mu)[mine]))
+        bread += d.T @ np.linalg.solve(v, d)
+        tied += sum(r[i] * r[j] for i, j in itertools.combinations(mine, 2))
+        pairs += len(mine) * (len(mine) - 1) // 2
+    spread = np.linalg.inv(bread) @ (np.array(u).T @ np.array(u)) @ np.linalg.inv(bread)
+    errors = np.sqrt(np.diag(turned @ spread @ turned.T))
+    assert np.abs(np.linalg.solve(bread, sum(u)) / np.sqrt(np.diag(spread))).max() < 1e-8
+    assert found.column(0, "std. error") == pytest.approx(errors.tolist(), rel=1e-9)
+    assert alpha == pytest.approx(tied / (pairs - 5) / ((r @ r) / (len(y) - 5)), abs=2e-9)
+    assert found.records == len(y) and abs(alpha) > 0.01, "it is another fit than that of single records"
+
+
+@pytest.mark.parametrize("family", EQUATIONS)
+def test_statsmodels_has_the_same_estimating_equations(family: str, folder: Path) -> None:
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    families, links = models.families, models.families.links
+    of_family = {"logistic": families.Binomial(), "poisson": families.Poisson(), "linear": families.Gaussian(),
+                 "gamma": families.Gamma(links.Log())}[family]  # fmt: skip
+    found, y, alpha = gee(folder, family)
+    x, turned = standard(design(of := everybody(folder)))
+    same = models.cov_struct.Exchangeable()
+    theirs = models.GEE(y, x, clusters(of), family=of_family, cov_struct=same).fit(maxiter=100, ctol=1e-9)
+    errors = np.sqrt(np.diag(turned @ theirs.cov_robust @ turned.T))
+    ours = np.array(found.column(0, "estimate"), float)
+    rounded = family == "poisson"  # few records have the largest counts: errors have two digits, estimates one more
+    assert any(one.startswith("rounded") for one in found.remarks) == rounded
+    assert np.abs((ours - turned @ theirs.params) / errors).max() < (5.3e-3 if rounded else 1e-8)
+    assert found.column(0, "std. error") == pytest.approx(errors.tolist(), rel=5e-2 if rounded else 1e-8)
+    assert alpha == pytest.approx(float(same.dep_params), abs=5e-3 if rounded else 1e-8)
+
+
+def equations(suppress: int = 5) -> FamilyDesign:
+    return FamilyDesign(
+        family="gee", options={"by": "person", "family": "linear"}, outcome="y", columns=("a", "b=yes"), places=(0, 1),
+        encoding=TableEncoding((EncodedColumn("a"), EncodedColumn("b", categories=("no", "yes")))),
+        mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=suppress,
+    )  # fmt: skip
+
+
+def test_sums_at_several_correlations_are_those_of_each_size_of_a_cluster() -> None:
+    """Why each size is of none or of enough clusters: by four correlations the squares of sums of three sizes."""
+    site, d = clustered(3, [1] * 8 + [2] * 6 + [4] * 5), equations()
+    alphas, own = np.array([0.0, 0.2, 0.4, 0.6]), site.summed(site.x)
+    sums = [(1 - a) * ClusterSums.at(d, site, np.zeros(3), a).information for a in alphas]
+    shares = np.column_stack([np.ones(4), *(-alphas / (1 - alphas + n * alphas) for n in (1, 2, 4))])
+    solved = np.linalg.solve(shares, np.array(sums).reshape(4, -1)).reshape(4, 3, 3)
+    for one, n in zip(solved[1:], (1, 2, 4), strict=True):
+        assert one == pytest.approx(own[site.sizes == n].T @ own[site.sizes == n], abs=1e-9)
+
+
+def test_estimating_equations_refuse_a_point_at_which_few_clusters_count() -> None:
+    """Though fifteen records do: they are of three persons."""
+    d, site = (
+        msgspec.structs.replace(equations(), options={"by": "person", "family": "logistic"}),
+        clustered(3, [5] * 20),
+    )
+    site.x[:, 1] = np.where(site.cluster < 3, 0.0, 9.0)
+    site = ClusteredSample(site.x, (site.y > 0).astype(float), site.cluster)
+    layout = FamilyLayout(d, FAMILIES["gee"])
+    task = FamilyTask(layout, {0: site, 1: site, 2: site}, 5)
+    pooled = total([task.initial(0), *(task.sums(Job(node, 0, task.initial(0))) for node in range(3))], 256)
+    lie = {"gradient": [0.0, 3.0, 0.0], "information": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "squares": [1e9], "tied": [1e9]}
+    assert task.uneven(0, 1, pooled) == ""
+    far = pooled
+    for number in range(1, 9):  # the third column's step of a half, eight times
+        far = total([far, layout.vector(number, 900, lie)], 256)
+    assert "clusters count there" in task.uneven(0, 9, far)
 
 
 # --- the same file everywhere -----------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def fit(
     A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6), survival
     (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables (table1?by=COLUMN,
     correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
-    elastic-net?family=logistic, weibull, mixed?by=COLUMN).
+    elastic-net?family=logistic, weibull, mixed?by=COLUMN, gee?by=COLUMN&family=logistic).
 
     Writes fit.json (for trees trees-fit.json, for survival survival.json, for tables tables.json), and for predicting
     models model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints all sites'
@@ -229,15 +229,13 @@ def _glm_tests(found: GlmFit) -> list[str]:
     return [*lines, _errors(found)] if found.design.errors else lines
 
 
-FEW_CLUSTERS = 40
-"""Number of clusters below which a line reports that robust errors by them are too small."""
-
-
 def _errors(found: GlmFit | CoxFit) -> str:
     if found.clusters is None:
         return f"errors are {found.design.errors}"
-    few = ": few, so these errors are a little small" if found.clusters < FEW_CLUSTERS else ""
-    return f"errors are {found.design.errors}, of {found.clusters} clusters by {found.design.cluster}{few}"
+    from fedgossip.sites.fits.glm.glm_result import clusters_in_words
+
+    assert found.design.cluster
+    return f"errors are {found.design.errors}, {clusters_in_words(found.design.cluster, found.clusters)}"
 
 
 def _glm_not(found: GlmFit) -> str:

@@ -180,9 +180,14 @@ def effective(weights: Values, unit: float = 0.0) -> float:
 
 
 def too_few(
-    weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float, begin: Values | None = None
+    weights: Values,
+    unit: float,
+    columns: Sequence[tuple[str, Values]],
+    least: float,
+    begin: Values | None = None,
+    of: str = "records",
 ) -> str:
-    """Return in words a sum with fewer than `least` effective records; "" if all have enough.
+    """Return in words a sum with fewer than `least` effective records, or clusters; "" if all have enough.
 
     For a column a quarter of the number without weights is enough, but at least two and a third of `least`, as a sum is
     of three sites, or half of fewer than twice that: no record is more than half of a column's sum of squares at a
@@ -193,7 +198,7 @@ def too_few(
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
         why = f", {FAR} {', '.join(map(repr, far))}" if far else ""
-        return f"fewer than {least:g} of this site's records count there{why}"
+        return f"fewer than {least:g} of this site's {of} count there{why}"
     few = []
     for name, values in columns:
         own, there = effective(squares := values * values), weights * squares
@@ -203,7 +208,7 @@ def too_few(
         heavy = least > number and own >= 2 * TWO and _of_two(there) > most
         if heavy or number < min(least, wanted, own / 2):
             few.append(name)
-    return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
+    return f"too few of this site's {of} count there for {', '.join(map(repr, few))}" if few else ""
 
 
 def _of_two(parts: Values) -> float:

@@ -63,6 +63,7 @@ from fedgossip.sites.fits.families.family import (
     fit_of,
     option_number,
 )
+from fedgossip.sites.fits.families.gee import Gee
 from fedgossip.sites.fits.families.likelihoods import Firth, Likelihood, LikelihoodFamily, NegativeBinomial, Weibull
 from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
 from fedgossip.sites.fits.families.mixed import Mixed
@@ -135,6 +136,7 @@ _ALL: Sequence[SumsFamily] = (
     MetaAnalysis(),
     ElasticNet(),
     Mixed(),
+    Gee(),
     *map(LikelihoodFamily, LIKELIHOODS),
 )
 

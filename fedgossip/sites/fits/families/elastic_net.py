@@ -94,6 +94,22 @@ def options_of(options: Mapping[str, str]) -> NetOptions:
     return NetOptions(family, l1, None, path, folds)
 
 
+def check_label(name: str, family: str, agreed: AgreedTable) -> None:
+    """Raise ConfigError for a label that is not of the family."""
+    labels = agreed.schema.labels
+    if len(labels) != 1 or (KIND_OF[family] == CLASSIFICATION) != (len(labels[0].categories) == 2):
+        wanted = "two classes" if family == "logistic" else 'numbers, with task.kind = "regression"'
+        raise ConfigError(f"{name}?family={family}: another label", f"It is of one label of {wanted}.")
+
+
+def check_outcomes(d: FamilyDesign, family: str, y: Values) -> None:
+    """Raise ConfigError for outcomes [m] outside the family."""
+    of = FAMILIES[family]
+    if wrong := int((~of.outcomes(y)).sum()):
+        text = f"column {d.outcome!r} holds {wrong} numbers that are not {of.of}"
+        raise ConfigError(text, f"A {of.title} model is of {of.of}; family=linear is of any.")
+
+
 @dataclass(frozen=True, eq=False)
 class NetSums:
     """The sums of one model at a point: of the records of its fit, and of those left out."""
@@ -264,10 +280,7 @@ class ElasticNet:
         """The last path, which all local sites of a round share."""
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
-        o, labels = options_of(options), agreed.schema.labels
-        if len(labels) != 1 or (KIND_OF[o.family] == CLASSIFICATION) != (len(labels[0].categories) == 2):
-            wanted = "two classes" if o.family == "logistic" else 'numbers, with task.kind = "regression"'
-            raise ConfigError(f"elastic-net?family={o.family}: another label", f"It is of one label of {wanted}.")
+        check_label(self.name, options_of(options).family, agreed)
         d = regression_design(self.name, options, agreed)
         opened = sum(block.size for one in self.numbers(d) for block in one.values())
         if opened > (held := agreed.records * (len(d.columns) + 1)):
@@ -302,10 +315,8 @@ class ElasticNet:
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteSample:
         o = options_of(d.options)
-        found, family = read_sample(d, agreed, file, KIND_OF[o.family]), FAMILIES[o.family]
-        if wrong := int((~family.outcomes(found.y[:, 0])).sum()):
-            text = f"column {d.outcome!r} holds {wrong} numbers that are not {family.of}"
-            raise ConfigError(text, f"A {family.title} model is of {family.of}; family=linear is of any.")
+        found = read_sample(d, agreed, file, KIND_OF[o.family])
+        check_outcomes(d, o.family, found.y[:, 0])
         if len(found.x) < (few := d.suppress * max(1, o.folds)):
             text = f"{len(found.x)} records for {o.folds} folds: sums of each would disclose few"
             raise ConfigError(text, f"{few} are needed here, or fewer folds=.")

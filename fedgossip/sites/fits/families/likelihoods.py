@@ -83,6 +83,7 @@ from fedgossip.sites.fits.glm.glm_result import (
     INTERCEPT,
     RATES,
     SOFTMAX,
+    clusters_in_words,
     coefficient,
     layer_of,
     of_clusters,
@@ -263,9 +264,7 @@ class LikelihoodFamily:
             deviance = -2 * float(one["likelihood"][0])
             sums = PointSums(one.sites, one.records, deviance, 0.0, one["gradient"], information)
             state = moved(state, self.of.adjusted(d, sums, one.of.get("more", np.zeros(0))))
-            step = state.point - state.best
-            if (longest := float(np.abs(step).max())) > STRIDE:
-                state = replace(state, point=state.best + step * (STRIDE / longest))
+            state = shortened(state)
         return state
 
     def sums(self, d: FamilyDesign, site: SiteSample, round: int, pooled: Sequence[PooledRound]) -> Numbers:
@@ -346,7 +345,7 @@ class LikelihoodFamily:
         aic = -2 * likelihood + 2 * rank_of(state.sums.information)
         remarks = [f"log likelihood {likelihood:.8g}, AIC {aic:.8g}", *self.of.remarks(d, estimates)]
         if self._robust(d):
-            of = "" if clusters is None else f", of {clusters[0]} clusters by {d.options['cluster']}"
+            of = "" if clusters is None else f", {clusters_in_words(d.options['cluster'], int(clusters[0]))}"
             remarks.append(f"errors are robust{of}: they hold where the family's variance does not")
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
         if few:
@@ -366,6 +365,13 @@ class LikelihoodFamily:
             return None
         estimates = np.array([row[1] for row in found.tables[0].rows], np.float64)  # rounded if few share categories
         return self.of.model(d, np.asarray(np.linalg.solve(self.of.in_units(d), estimates), np.float64))
+
+
+def shortened(state: Newton) -> Newton:
+    """Return the state with a step of at most STRIDE in each parameter."""
+    step = state.point - state.best
+    longest = float(np.abs(step).max())
+    return state if longest <= STRIDE else replace(state, point=state.best + step * (STRIDE / longest))
 
 
 def _last(state: Newton) -> Values:

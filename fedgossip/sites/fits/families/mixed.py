@@ -10,9 +10,8 @@
     round 1     W, and T_n of each size
 
 These sums are sufficient, so theta is found without another sum.  A search with sums at one theta after another would
-disclose the same: Z'V^-1 Z is a rational function of theta, and its poles -1 / n give n and T_n.  Each size therefore
-has no clusters, or `data.suppress` at three sites; and at each site none or as many, whatever is said of the others.  A
-random effect of the site, whose cluster is the only one of its size, is therefore refused.
+disclose the same (`clustered`, which has the rule of sizes).  A random effect of the site, whose cluster is the only
+one of its size, is therefore refused.
 
 Sources: Laird and Ware, Biometrics 38 (1982); Patterson and Thompson, Biometrika 58 (1971); Self and Liang, JASA 82
 (1987), for the test at the bound; Luo et al., Nature Communications 13 (2022), for sufficient sums of sites.
@@ -22,17 +21,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.data.agreed.agreed_table import AgreedTable, read_clusters
-from fedgossip.data.agreed.column_sums import SITES
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import check_outside
+from fedgossip.sites.fits.families.clustered import (
+    LAST,
+    ClusteredSample,
+    alone_or_few,
+    check_by,
+    cluster_blocks,
+    cluster_counts,
+    few_clusters,
+    most_of,
+    opened_counts,
+    read_clustered,
+)
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -43,33 +52,18 @@ from fedgossip.sites.fits.families.family import (
     PooledRound,
     ResultTable,
     SumBlock,
-    option_number,
-    read_sample,
     regression_design,
     symmetric,
     upper,
 )
-from fedgossip.sites.fits.few_values import counted_outcomes, few_share, terms_of
+from fedgossip.sites.fits.few_values import counted_outcomes, few_share
 from fedgossip.sites.fits.glm.glm import Values, in_units, rank_of
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOURCE_OF, coefficient, layer_of, rounded_to
 
-MOST = 50
-"""Maximum number of records of a cluster."""
 THETAS = [0.0, *np.geomspace(1e-6, 1e6, 241).tolist()]
 """Ratios of variances in the search for the likelihood's maximum."""
-OTHER = "Take glm:linear, or another column."
-LAST = "{} of {} records count: where few clusters of a site have as many records, their last ones are left out"
 REACH = 3.841458820694124
 """Increase of -2 log L at the bounds of a 95 % interval."""
-
-
-@dataclass(frozen=True, eq=False)
-class ClusteredSample:
-    """One site's records: x [m, p + 1] scaled, with its ones; y [m] from the agreed mean; cluster [m], from 0."""
-
-    x: Values
-    y: Values
-    cluster: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +150,7 @@ class Mixed:
         if not by:
             text = "mixed: no column of clusters.  A random effect of each site would disclose each"
             raise ConfigError(text, "Write mixed?by=COLUMN, a column within sites; or meta-analysis?family=linear.")
-        check_outside(agreed, by, f"mixed?by={by}")
-        option_number("mixed?", "first", options.get("first", "2"), 2, MOST)
+        check_by(options, agreed, self.name)
         if len(agreed.schema.labels) != 1:
             raise ConfigError(f"mixed: {len(agreed.schema.labels)} label columns", "It is of one: label=ONE.")
         if any(one.is_coded for one in agreed.columns if one.label):
@@ -166,64 +159,36 @@ class Mixed:
         return regression_design(self.name, options, agreed)
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
-        sizes, width = SumBlock(most_of(d), counts=True), len(d.columns) + 2
+        width = len(d.columns) + 2
         half = width * (width + 1) // 2
-        carriers = SumBlock(2 * len(d.columns) + len(categories_of(d)), counts=True)
-        return (
-            {"clusters": sizes, "at": sizes, "carriers": carriers},
-            {"within": SumBlock(half), "between": SumBlock(half * sizes.size)},
-        )
+        return cluster_blocks(d), {"within": SumBlock(half), "between": SumBlock(half * most_of(d))}
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         width = len(d.columns) + 2
         return (
-            f"first the number of records, those of clusters by {d.options['by']} of 1 to {most_of(d)} records and of "
-            "sites with any, and of clusters with each category",
+            opened_counts(d),
             f"then {width * (width + 1) // 2} sums of products of columns within clusters, and for each size of a "
             "cluster as many of products of their sums",
         )
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> ClusteredSample:
-        found, by = read_sample(d, agreed, file, REGRESSION), d.options["by"]
-        cluster = read_clusters(file, agreed, by)
-        order = np.argsort(cluster, kind="stable")
-        before = np.empty(len(order), np.int64)
-        before[order] = np.arange(len(order)) - np.searchsorted(cluster[order], cluster[order])
-        sizes = np.minimum(np.bincount(cluster), int(d.options.get("first", len(order))))
-        if sizes.max() > MOST:
-            text = f"column {by!r}: {sizes.max()} records have one value; there are at most {MOST}"
-            raise ConfigError(text, f"Take the first of each alone, in the plan of all:  mixed?by={by}&first={MOST}")
-        kept = before < enough_of_each(sizes, agreed.suppress)[cluster]
-        _, cluster = np.unique(cluster[kept], return_inverse=True)
-        return ClusteredSample(found.x[kept], found.y[kept, 0] - agreed.label_scale[0][0], cluster)
+        found = read_clustered(d, agreed, file, REGRESSION)
+        return replace(found, y=found.y - agreed.label_scale[0][0])
 
     def records(self, site: ClusteredSample) -> int:
         return len(site.y)
 
     def sums(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> Numbers:  # noqa: ARG002
-        sizes = np.bincount(site.cluster)
         if round == 0:
-            clusters = np.bincount(sizes, minlength=most_of(d) + 1)[1:]
-            x = site.x[:, 1:]
-            zero = [(x[:, places] == 0).all(axis=1) for places in categories_of(d).values()]
-            carry = np.zeros((len(sizes), 2 * x.shape[1] + len(zero)), bool)
-            np.logical_or.at(carry, site.cluster, np.column_stack([x > 0, x < 0, *zero]))
-            return {"clusters": clusters, "at": clusters > 0, "carriers": carry.sum(axis=0)}
-        z = np.column_stack([site.x, site.y])
-        whole, rows = np.zeros((len(sizes), z.shape[1])), upper(z.shape[1])
-        np.add.at(whole, site.cluster, z)
+            return cluster_counts(d, site)
+        z, sizes = np.column_stack([site.x, site.y]), site.sizes
+        rows, whole = upper(z.shape[1]), site.summed(z)
         apart = z - (whole / sizes[:, None])[site.cluster]
         each = (whole[sizes == n] for n in range(1, most_of(d) + 1))
         return {"within": (apart.T @ apart)[rows], "between": np.stack([(one.T @ one)[rows] for one in each])}
 
     def uneven(self, d: FamilyDesign, site: ClusteredSample, round: int, pooled: Sequence[PooledRound]) -> str:
-        if not round:
-            return ""
-        own = self.sums(d, site, 0, pooled)["carriers"]
-        named = zip(carriers_of(d), np.asarray(own).tolist(), pooled[0]["carriers"].tolist(), strict=True)
-        numbers = {name for name, _ in terms_of(d)} & {*d.columns}
-        alone = next((name for name, mine, every in named if mine == every and mine and name not in numbers), "")
-        return f"clusters with {alone} are of no other site" if alone else few_clusters(d, pooled[0])[0]
+        return alone_or_few(d, site, pooled[0]) if round else ""
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
         if pooled[0].sites and (few := few_clusters(d, pooled[0]))[0]:
@@ -307,59 +272,3 @@ class Mixed:
         return FamilyModel(
             SOURCE_OF["linear"], layer_of("linear", np.asarray(np.linalg.solve(in_units(d), found[2]), np.float64))
         )
-
-
-def enough_of_each(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """Return how many records of each cluster count, so that each number is of `least` clusters of the site, or none.
-
-    The sums of a size that one site alone has are that site's, whatever the coordinator says of others; of fewer than
-    `least` of its clusters, these clusters'.
-    """
-    found = sizes.copy()
-    there = [0, *np.unique(sizes).tolist()]
-    for size, below in zip(there[:0:-1], there[-2::-1], strict=True):
-        if np.count_nonzero(found == size) < least:
-            found[found == size] = below
-    return found
-
-
-def most_of(d: FamilyDesign) -> int:
-    """Return the maximum number of records of a cluster."""
-    return int(float(d.options.get("first", MOST)))
-
-
-def categories_of(d: FamilyDesign) -> dict[str, list[int]]:
-    """Return the columns of categories, each with its indices in the design."""
-    return {name: places for name, places in terms_of(d) if name not in d.columns}
-
-
-def carriers_of(d: FamilyDesign) -> Sequence[str]:
-    """Return the column of each number of clusters: with a value above its mean, below, of the reference category."""
-    return [*d.columns, *d.columns, *categories_of(d)]
-
-
-def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
-    """Return the value that too few clusters share, and the advice; "" for none."""
-    by, clusters, at = d.options["by"], first["clusters"], first["at"]
-
-    def enough(sizes: slice) -> bool:
-        return bool(clusters[sizes].sum() >= d.suppress and at[sizes].max() >= SITES)
-
-    few = [n for n in (np.flatnonzero(clusters) + 1).tolist() if not enough(slice(n - 1, n))]
-    if few:
-        cut = next((k for k in range(few[0], 1, -1) if enough(slice(k - 1, None))), 0)
-        which = f"clusters by {by} of {', '.join(map(str, few))} records"
-        text = (
-            f"{which}: fewer than {d.suppress}, or at fewer than {SITES} sites; sums of each size would disclose them"
-        )
-        return text, f"Take the first records of each alone:  mixed?by={by}&first={cut}" if cut else OTHER
-    if not clusters[1:].any():
-        return f"each cluster by {by} has one record: two variances cannot be told apart", OTHER
-    rare = [name for name, many in zip(carriers_of(d), first["carriers"], strict=True) if 0 < many < d.suppress]
-    if rare:
-        text = f"column {rare[0]!r}: a value, or all above or below its mean, is of fewer than {d.suppress} clusters"
-        return (
-            f"{text} by {by}",
-            "A coefficient of it would disclose them: leave the column out, or put values together.",
-        )
-    return "", ""

@@ -161,7 +161,8 @@ Prior = Values | float
 """A number of each record, [m], or one for all."""
 
 
-def _predictor(family: ExponentialFamily, x: Values, point: Values, offset: Prior) -> Values:
+def predictor(family: ExponentialFamily, x: Values, point: Values, offset: Prior = 0.0) -> Values:
+    """Return eta of each record x [m, p + 1] at b = `point`, at most STEEPEST from 0 unless the model is linear."""
     eta = np.asarray(x @ point + offset)
     return eta if family.name == "linear" else np.clip(eta, -STEEPEST, STEEPEST)
 
@@ -170,14 +171,14 @@ def influences(
     family: ExponentialFamily, x: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
 ) -> Values:
     """Return how much each record x [m, p + 1] counts in the sums at b = `point`."""
-    return np.asarray(weights * family.influence(_predictor(family, x, point, offset)))
+    return np.asarray(weights * family.influence(predictor(family, x, point, offset)))
 
 
 def residuals(
     family: ExponentialFamily, x: Values, y: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
 ) -> tuple[Values, Values]:
     """Return the residual of each record in g, and (y - mu)^2 / V(mu), whose weighted sum is Pearson's X^2."""
-    eta = _predictor(family, x, point, offset)
+    eta = predictor(family, x, point, offset)
     squares = (y - family.mean(eta)) ** 2 / family.variance(eta)
     return np.asarray(weights * family.residual(y, eta)), np.asarray(weights * squares)
 
@@ -186,7 +187,7 @@ def site_sums(
     family: ExponentialFamily, x: Values, y: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
 ) -> PointSums:
     """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
-    eta = _predictor(family, x, point, offset)
+    eta = predictor(family, x, point, offset)
     weighted = x * (weights * family.weight(eta))[:, None]
     return PointSums(
         1,

@@ -259,6 +259,15 @@ def check_enough_clusters(name: str, clusters: int, rank: int) -> None:
         raise TrainingError(text, "Leave columns out, drop=A,B, or take errors=robust of single records.")
 
 
+FEW_CLUSTERS = 40
+"""Number of clusters below which a line reports that robust errors by them are too small."""
+
+
+def clusters_in_words(name: str, clusters: int) -> str:
+    few = ": few, so these errors are a little small" if clusters < FEW_CLUSTERS else ""
+    return f"of {clusters} clusters by {name}{few}"
+
+
 def of_clusters(name: str, clusters: int, records: int, rank: int) -> float:
     """Return the factor of a covariance by few clusters, as in statsmodels.  Raises TrainingError as
     `check_enough_clusters`.
