@@ -167,10 +167,12 @@ the folder.
 
 
 def _plain(train: TrainSettings) -> dict[str, Any]:
-    """Return [train] as plain data; a mesh that does not split sequences has its earlier shape, for the same hash."""
+    """Return [train] as plain data; a mesh without context or expert has its earlier shape, for the same hash."""
     content = dataclasses.asdict(train)
     if train.mesh.context == 1:
         del content["mesh"]["context"], content["mesh"]["attention"]
+    if train.mesh.expert == 1:
+        del content["mesh"]["expert"]
     return content
 
 

@@ -136,6 +136,8 @@ class MeshSettings:
     """With context: "ring", keys and values circulate through the processes; "ulysses", two all-to-alls give each
     process all positions of some heads.
     """
+    expert: Annotated[int, Within(1, MOST_PROCESSES)] = 1
+    """Parts of the experts of gpt:...?experts=: positions travel to them by all-to-all; alone, without other axes."""
     sequence: bool = False
     """With tensor: layers between the divided ones (norms) are divided too, by positions of the text."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
@@ -161,17 +163,23 @@ class MeshSettings:
             raise ConfigError(
                 f"mesh.context with mesh.{other}", "Leave one of them out; context goes with tensor and data."
             )
+        others = [one for one in ("data", "tensor", "pipeline", "context") if getattr(self, one) > 1]
+        if self.expert > 1 and others:
+            text = f"mesh.expert with mesh.{others[0]}: capacity and balance are those of a whole batch"
+            raise ConfigError(text, f"Leave {others[0]} out; set processes = {self.expert}.")
 
     @property
     def within(self) -> int:
         """The number of processes per part of a batch: each has a part of the model."""
-        return self.tensor * self.pipeline * self.context
+        return self.tensor * self.pipeline * self.context * self.expert
 
     def parts_of_batch(self, processes: int) -> int:
         """Return the number of parts of a batch over `processes`.  Raises ConfigError if they do not fit the axes."""
         sentence = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
         if self.context > 1:
             sentence += f" x {self.context} (context)"
+        if self.expert > 1:
+            sentence += f" x {self.expert} (expert)"
         if processes % self.within or (self.data and self.data * self.within != processes):
             product = max(1, self.data) * self.within
             text = f"{sentence} for processes = {processes}"
@@ -469,13 +477,18 @@ class TrainSettings:
             raise ConfigError(f"{where} with {what}", "Leave one of the two out.")
 
     def _check_divided(self, parts: int) -> None:
-        where = f"mesh.{next(axis for axis in ('tensor', 'pipeline', 'context') if getattr(self.mesh, axis) > 1)}"
+        axes = ("tensor", "pipeline", "context", "expert")
+        where = f"mesh.{next(axis for axis in axes if getattr(self.mesh, axis) > 1)}"
         if self.by_layers:
             text = f"{self.optimizer} with {where}: no process holds a whole layer to measure"
             raise ConfigError(text, "Use another optimizer, or divide batches alone.")
         for name, usual in (("precision", "float32"), ("compile", False), ("channels_last", False)):
             if getattr(self, name) != usual:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} with {where}", f"Leave {name} out.")
+        if self.mesh.expert > 1 and (parts > 1 or self.parallel == "fsdp"):
+            what = 'parallel = "fsdp"' if parts == 1 else f"processes = {self.processes}"
+            text = f"mesh.expert = {self.mesh.expert} with {what}: capacity and balance are those of a whole batch"
+            raise ConfigError(text, f'Set processes = {self.mesh.expert}, with parallel = "ddp".')
         if self.mesh.pipeline > 1 and self.parallel == "fsdp":
             text = 'mesh.pipeline with parallel = "fsdp": torch gathers the rows of stages out of step on a CPU'
             raise ConfigError(text, 'Use parallel = "ddp": each process holds its stage alone.')

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
-from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import models
 from fedgossip.learning.models.models import turned
 from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.processes.experts import divide_experts
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 
@@ -153,5 +156,27 @@ def test_experts_learn_and_are_of_one_process() -> None:
     assert score["loss"] < 0.5 * np.log(7)
     with pytest.raises(ConfigError, match="processes = 2: experts' capacity and balance"):
         cycle("gpt:1-16-2?experts=4&top=2", local_steps=1, processes=2)
-    with pytest.raises(ConfigError, match=r"unknown key 'train\.mesh\.expert'"):
-        load_experiment({"topology": {"graph": "ring", "n": 2}, "train": {"mesh": {"expert": 2}}})
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_positions_that_travel_to_experts_have_the_outputs_and_gradients_of_those_that_stay(training: bool) -> None:
+    """A group of one process, by the functions of several; tests/net/test_mesh.py --long has two and four."""
+    source, text = "gpt:2-16-2?experts=4&top=2&capacity=0.5", torch.randint(10, (5, 12))
+    whole, divided = built(source).train(training), built(source).train(training)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        divide_experts(divided, init_device_mesh("cpu", (1,)))  # type: ignore[arg-type]
+        found = [module(text) for module in (whole, divided)]
+        last, added = ([getattr(one, name, one) for one in found] for name in ("last", "added"))
+        assert (last[0] - last[1]).abs().max() < 1e-6
+        loss = [one.square().mean() for one in last]
+        if training:
+            assert float(added[0].detach()) == pytest.approx(float(added[1].detach()), rel=1e-5)
+            loss = [one + more for one, more in zip(loss, added, strict=True)]
+        for one in loss:
+            one.backward()
+        for ours, theirs in zip(whole.parameters(), divided.parameters(), strict=True):
+            gradient = theirs.grad.to_local() if isinstance(theirs.grad, DTensor) else theirs.grad
+            assert (ours.grad - gradient).abs().max() < 1e-6
+    finally:
+        distributed.destroy_process_group()

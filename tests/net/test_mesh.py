@@ -153,6 +153,9 @@ MESHES = [
     ("gpt:2-16-4", 4, {"context": 4, "attention": "ulysses"}, {}),
     ("gpt:2-16-2", 4, {"context": 2, "tensor": 2}, {}),
     ("gpt:2-16-2", 4, {"context": 2}, {"parallel": "fsdp"}),
+    ("gpt:2-16-2?experts=4&top=2&capacity=0.6", 2, {"expert": 2}, {}),
+    ("gpt:1-16-2?experts=2&top=2", 2, {"expert": 2}, ADAM),
+    ("gpt:1-16-2?experts=4&top=1&capacity=0.5&balance=0.5", 4, {"expert": 4}, {}),
 ]
 
 
@@ -241,9 +244,16 @@ def test_a_process_with_some_places_saves_its_share_and_the_logits_of_all(attent
     assert one[0].parameters == sum(each.parameters for each in whole)
 
 
+def test_a_process_with_some_experts_has_all_other_parameters() -> None:
+    """Of 4 experts of 8 w w numbers in each of 2 blocks one of 2 processes has 2; activations are not counted."""
+    two, four = (task_of("gpt:2-16-2?experts=4", processes=n, mesh={"expert": n}).memory for n in (2, 4))
+    assert {a.parameters - b.parameters for a in two for b in four} == {4 * 2 * 8 * 16 * 16}
+    assert not any(each.activations for each in two)
+
+
 def test_a_mesh_without_parts_of_texts_keeps_its_hash() -> None:
     content = {"topology": {"graph": "ring", "n": 2}, "train": {"processes": 2, "mesh": {"tensor": 2}}}
-    assert "context" not in load_experiment(content).to_dict()["train"]["mesh"]
+    assert not {"context", "expert"} & load_experiment(content).to_dict()["train"]["mesh"].keys()
 
 
 def test_rows_of_what_processes_have_in_common_add_up_to_it() -> None:
@@ -429,6 +439,10 @@ def test_the_job_after_a_death_has_a_new_mesh() -> None:
             "context with mesh.sequence",
             "Leave one",
         ),
+        ({"processes": 4, "mesh": {"expert": 2, "tensor": 2}}, "mesh.expert with mesh.tensor", "Leave tensor out"),
+        ({"processes": 4, "mesh": {"expert": 2}}, "expert = 2 with processes = 4", "Set processes = 2"),
+        ({"processes": 2, "mesh": {"expert": 2}, "parallel": "fsdp"}, 'with parallel = "fsdp"', "ddp"),
+        ({"processes": 2, "mesh": {"expert": 2}, "optimizer": "lamb"}, "lamb with mesh.expert", "another optimizer"),
         ({"processes": 2, "mesh": {"context": 2}, "optimizer": "lars"}, "lars with mesh.context", "another optimizer"),
         ({"processes": 2, "mesh": {"pipeline": 2}, "batch_size": 10}, "10 for 1 x 4 microbatches", "batch_size to 12"),
         ({"processes": 2, "mesh": {"tensor": 2}, "compile": True}, "compile", "Leave compile out"),
@@ -457,6 +471,8 @@ def test_settings_that_do_not_fit_a_mesh_are_refused(how: dict[str, Any], text: 
         ("gpt:1-18-3", {"context": 3, "attention": "ulysses"}, "8 places of a text in 3 pieces", "multiple of 3"),
         ("gpt:1-18-3", {"context": 2, "attention": "ulysses"}, "3 heads for 2 processes", "ring"),
         ("mesh_models:narrow", {"tensor": 2, "sequence": True}, "knows no sequence", "parallel_plan"),
+        ("gpt:1-16-2", {"expert": 2}, "has no experts", "experts=4"),
+        ("gpt:1-16-2?experts=3", {"expert": 2}, "has 3 experts", "multiple of 2"),
     ],
 )
 def test_models_that_cannot_be_divided_are_refused(model: str, mesh: dict[str, Any], text: str, advice: str) -> None:

@@ -70,7 +70,7 @@ def check_whole(module: nn.Module, source: str, what: str) -> None:
     """Raise ConfigError for a model with a loss term over whole batches, which parts of a batch cannot compute."""
     if isinstance(module, Transformer) and module.experts:
         text = f"{source} {what}: experts' capacity and balance are those of a whole batch in one process"
-        raise ConfigError(text, "Leave one of the two out.")
+        raise ConfigError(text, "Divide the experts (train.mesh.expert), or leave one of the two out.")
 
 
 def has_terms(module: nn.Module) -> bool:
@@ -330,10 +330,10 @@ class Block(nn.Module):
 
     def attention(self, h: torch.Tensor) -> torch.Tensor:
         asked = self.asked(h)  # if divided between processes: only some heads, or more positions than h
-        rows, context, _ = asked.shape
-        parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
+        rows, context, width = asked.shape
+        parts = asked.view(rows, context, 3, width // (3 * self.size), self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)
-        return self.attend(queries, keys, values).transpose(1, 2).reshape(rows, context, -1)
+        return self.attend(queries, keys, values).transpose(1, 2).reshape(rows, context, width // 3)
 
 
 class Experts(nn.Module):
@@ -345,6 +345,8 @@ class Experts(nn.Module):
 
     In training an expert accepts `capacity` times an equal share of the batch's positions; the others use only the
     residual.  `uneven` is n sum_e f_e P_e - 1 of the last pass, f the shares of positions and P the mean of p.
+
+    `processes.experts` replaces `forward` if several processes have the experts.
 
     Sources: Shazeer and others, Outrageously large neural networks, ICLR 2017; Lepikhin and others, GShard, ICLR 2021,
     for top = 2 and the capacity; Fedus, Zoph and Shazeer, Switch transformers, JMLR 23 (2022), for top = 1 and `uneven`
@@ -363,10 +365,7 @@ class Experts(nn.Module):
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         places, n = h.reshape(-1, h.shape[-1]), len(self.router)
-        p = functional.linear(places, self.router).softmax(-1)
-        shares, chosen = p.topk(self.top, dim=-1)
-        if self.top > 1:
-            shares = shares / shares.sum(-1, keepdim=True)
+        p, shares, chosen = self.route(places)
         taken = functional.one_hot(chosen, n)  # [places, top, n]
         if not self.training:
             weights = (taken * shares.unsqueeze(-1)).sum(1)
@@ -383,13 +382,24 @@ class Experts(nn.Module):
             whole = whole.index_add(0, rows, added)
         return whole.view_as(h)
 
+    def route(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return p [places, n], and the shares and numbers of the chosen experts, [places, top]."""
+        p = functional.linear(places, self.router).softmax(-1)
+        shares, chosen = p.topk(self.top, dim=-1)
+        return p, shares / shares.sum(-1, keepdim=True) if self.top > 1 else shares, chosen
+
     def take_uneven(self) -> torch.Tensor:
         """Return `uneven` and delete it: a copy of the module would have to copy its graph."""
         found, self.uneven = self.uneven, torch.zeros(())
         return found
 
     def _one(self, places: torch.Tensor, e: int) -> torch.Tensor:
-        return functional.linear(functional.gelu(functional.linear(places, self.wide[e])), self.narrow[e])
+        return pass_expert(places, self.wide[e], self.narrow[e])
+
+
+def pass_expert(places: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of one expert, [places, width]."""
+    return functional.linear(functional.gelu(functional.linear(places, wide)), narrow)
 
 
 def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:

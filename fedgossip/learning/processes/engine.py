@@ -93,7 +93,8 @@ class ProcessesLoop(ABC):
         sharing: GpuSharing,
     ) -> None:
         self.memory: Sequence[ProcessMemory] = ()
-        models.check_whole(module, source.name, f"with train.processes = {settings.processes}")
+        if settings.mesh.expert == 1:
+            models.check_whole(module, source.name, f"with train.processes = {settings.processes}")
         if settings.compression == BF16 and device.type != "cuda":
             text = f'compression = "{BF16}" on {device.type}: torch adds 16 bits up over NCCL alone, of CUDA GPUs'
             raise ConfigError(text, 'Use "powersgd:2", or leave it out.')

@@ -26,7 +26,7 @@ from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.module_engine import Spread
 from fedgossip.learning.one_model.weights import Line, Place
-from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR, ProcessGrid
+from fedgossip.learning.processes.grid import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, ProcessGrid
 from fedgossip.learning.processes.ipc import Setup
 from fedgossip.learning.processes.plans import PackedColwise, Plan, leave_others, plan_of, stages_of
 from fedgossip.learning.processes.step_costs import gathered_layers, part_of
@@ -65,6 +65,11 @@ def divided(
         assert isinstance(module, Transformer), "checked with the plan"
         place, size = grid.place(CONTEXT), grid.size(CONTEXT)
         divide_context(module, ContextGroup(grid.mesh.get_group(CONTEXT), place, size, settings.mesh.attention))
+    if settings.mesh.expert > 1:
+        from fedgossip.learning.processes.experts import divide_experts
+
+        assert isinstance(module, Transformer), "checked with the plan"
+        divide_experts(module, grid.mesh[EXPERT])
     if settings.parallel == "fsdp":
         # moves host tensors to the device
         shard(stage, grid.mesh[DATA], offload=settings.offload, zero=settings.zero)
@@ -172,10 +177,18 @@ class HeldParts:
             found = self._averaged(found)
         if found and self._grid.size(CONTEXT) > 1:
             found = self._summed(found, CONTEXT)
+        if found and self._grid.size(EXPERT) > 1:
+            found = self._summed_common(found)
         self._gradients = found
 
     def _averaged(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [one.div_(self._grid.team.size) for one in self._summed(gradients, DATA)]
+
+    def _summed_common(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sum over the axis of experts all gradients except those of experts, which are complete here."""
+        common = [EXPERT not in _axes(parameter) for parameter in self._parameters]
+        summed = iter(self._summed([one for one, all in zip(gradients, common, strict=True) if all], EXPERT))
+        return [next(summed) if all else one for one, all in zip(gradients, common, strict=True)]
 
     def _summed(self, gradients: Sequence[torch.Tensor], axis: str) -> list[torch.Tensor]:
         line, sizes = torch.cat(list(gradients), dim=1), [part.shape[1] for part in gradients]
@@ -281,9 +294,9 @@ def _is_divided_by_rows(tensor: torch.Tensor) -> bool:
 
 
 def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
-    return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, CONTEXT, TENSOR))
+    return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, CONTEXT, EXPERT, TENSOR))
 
 
 def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:
-    stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, DATA)}
+    stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, EXPERT, DATA)}
     return part_of(Place.tensor(offset, tuple(tensor.shape)), _axes(tensor), stands, matrices)

@@ -32,6 +32,7 @@ from fedgossip.data import custom
 from fedgossip.learning.models import models
 from fedgossip.learning.models.models import Transformer, TransformerStage
 from fedgossip.learning.processes.context import check_context
+from fedgossip.learning.processes.experts import check_experts
 from fedgossip.learning.settings import MeshSettings
 
 Plan = Mapping[str, ParallelStyle]
@@ -57,6 +58,7 @@ def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSetting
     `base`: folder of the user's modules.  Raises ConfigError if the model cannot be divided.
     """
     check_context(module, source, mesh, shape[0])
+    check_experts(module, source, mesh)
     if mesh.tensor == 1:
         return {}
     found = _make_own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)

@@ -54,10 +54,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedgossip.algorithms.collectives.names import EqualLinks, all_gather, all_reduce
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.dataset import Dataset
-from fedgossip.learning.models.models import Transformer, TransformerStage
+from fedgossip.learning.models.models import Experts, Transformer, TransformerStage
 from fedgossip.learning.one_model import loading
 from fedgossip.learning.one_model.weights import Place, chunk
-from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
+from fedgossip.learning.processes.grid import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of, stages_of
 from fedgossip.learning.settings import LET_GO, RING, ULYSSES, TrainSettings
 
@@ -95,6 +95,7 @@ def memory_of(
         PIPELINE: len(stages),
         DATA: settings.parts_of_batch,
         CONTEXT: settings.mesh.context,
+        EXPERT: settings.mesh.expert,
         TENSOR: settings.mesh.tensor,
     }
     saved = [_saved(module, one, number, settings, context) for number, one in enumerate(stages)]
@@ -102,7 +103,7 @@ def memory_of(
     found = []
     for places in product(*map(range, sizes.values())):
         stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
-        stage, part, _, shard = places
+        stage, part, _, _, shard = places
         held, trained, together, counted = 0, 0, 0, set[int]()
         for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
             if id(parameter) in counted:  # a weight that two layers share
@@ -129,6 +130,8 @@ def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int
         if matrices > 1:
             found, axis = Place.tensor(whole.offset, (matrices, shape[0] // matrices, *shape[1:])), 1
         found = found.divided(axis, *stands[TENSOR])
+    if EXPERT in axes:
+        found = found.divided(axes[EXPERT], *stands[EXPERT])
     if DATA in axes:
         row = math.prod(shape[1:])
         if axes.get(TENSOR, 0):  # cut along another axis than rows: a row is shorter
@@ -154,11 +157,13 @@ def _divided(
     stage: nn.Module, names: Mapping[int, str], plan: Plan, settings: TrainSettings
 ) -> Iterator[tuple[nn.Parameter, Mapping[str, int], int]]:
     rows = {DATA: 0} if settings.parallel == "fsdp" else {}
+    of_experts = {EXPERT: 0} if settings.mesh.expert > 1 else {}
     for layer in stage.modules():
         style = plan.get(names.get(id(layer), ""))
         matrices = style.matrices if isinstance(style, PackedColwise) else 1
         for name, parameter in layer.named_parameters(recurse=False):
-            yield parameter, {**_axis_of(style, layer, name), **rows}, matrices
+            own = of_experts if isinstance(layer, Experts) and name != "router" else {}
+            yield parameter, {**_axis_of(style, layer, name), **own, **rows}, matrices
 
 
 def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mapping[str, int]:
@@ -171,9 +176,9 @@ def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mappin
 
 
 def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
-    """Return the bytes that a transformer's stage saves for the backward pass; None for other stages."""
+    """Return the bytes that a transformer's stage saves for the backward pass; None for other stages, and experts."""
     mesh = settings.mesh
-    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
+    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage) or module.experts:
         return None
     width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
     given = 1 / mesh.tensor if mesh.sequence else 1
