@@ -351,8 +351,8 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     that it reports.  The first is the score of reports.  Empty: the default of the kind (docs/use/tasks.md).
     """
     exchange: Annotated[str, OneOf(("", *LORA))] = ""
-    """Loop: exchange of adapters (lora_A, lora_B): `lora`, which is `lora:ffa`; `lora:both`, `lora:product`
-    (docs/use/own-loop.md); empty: as given in the script's join, otherwise like all parameters.
+    """Loop: exchange of adapters (lora_A, lora_B): `lora`, which is `lora:ffa`; `lora:both`, `lora:product`,
+    `lora:stack` (docs/use/own-loop.md); empty: as given in the script's join, otherwise like all parameters.
     """
     dim: Annotated[int, Within(1, MOST)] = 1
     """Averaging, quadratic: elements of a vector.  Sparse-logistic: features, each a row of the model."""

@@ -17,7 +17,7 @@ from fedgossip.algorithms.federated.adapter_distance import half_of, other_half,
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.records import EventRow, PeerRow
-from fedgossip.learning.own_loop.adapters import AdapterProducts, prepare
+from fedgossip.learning.own_loop.adapters import AdapterProducts, MergedProducts, prepare
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.runs.run_directory import Run
 
@@ -40,6 +40,9 @@ class LowRank(nn.Module):
 
     def product(self) -> np.ndarray:
         return (self.scaling * self.lora_B @ self.lora_A).detach().numpy().copy()
+
+    def whole(self) -> np.ndarray:
+        return self.base.weight.detach().numpy() + self.product()
 
 
 def model(rank: int = 2, scaling: float = 1.0) -> LowRank:
@@ -163,7 +166,7 @@ def test_participants_of_unlike_ranks_share_one_mean_of_products() -> None:
         fedgossip.simulate_loop(adapting(ranks=(1, 3), exchange="lora"), experiment=federation())
 
 
-@pytest.mark.parametrize("form", ["lora:ffa", "lora:product"])
+@pytest.mark.parametrize("form", ["lora:ffa", "lora:product", "lora:stack"])
 def test_adapters_travel_over_gossip_too(form: str) -> None:
     held: dict[int, LowRank] = {}
     run = fedgossip.simulate_loop(adapting(held, exchange=form), experiment=ring(4, steps=2))
@@ -171,7 +174,59 @@ def test_adapters_travel_over_gossip_too(form: str) -> None:
     assert run.summary["status"] == "finished" and run.digest == again.digest
     apart = [one.product() for one in alone(ffa=form == "lora:ffa")]
     spread = lambda models: float(np.std(models, axis=0).mean())  # noqa: E731
-    assert spread([one.product() for one in held.values()]) < 0.8 * spread(apart)
+    assert spread([one.whole() - model().whole() for one in held.values()]) < 0.8 * spread(apart)
+
+
+def test_a_whole_mean_of_products_is_added_to_the_weight_and_the_adapters_start_again() -> None:
+    """Means of rank 8 in two rounds, of ranks 1 and 3: the twin adds each to the weight, and nothing is cut."""
+    held: dict[int, LowRank] = {}
+    loops = adapting(held, steps=12, ranks=(1, 3), exchange="lora:stack")
+    run = fedgossip.simulate_loop(loops, experiment=federation(2))
+    twins = [model((1, 3)[number % 2], 2.0) for number in range(4)]
+    steppers = [torch.optim.AdamW([p for p in one.parameters() if p.requires_grad], 0.05) for one in twins]
+    total = np.zeros((OUT, WIDTH), np.float32)
+    for _ in range(2):
+        for number, (one, optimizer) in enumerate(zip(twins, steppers, strict=True)):
+            train(one, number, None, 6, optimizer)
+        total = total + np.mean([one.product() for one in twins], axis=0)
+        for one in twins:
+            with torch.no_grad():
+                one.base.weight.copy_(model().base.weight + torch.from_numpy(total))
+                one.lora_A.copy_(model(one.lora_A.shape[0]).lora_A)
+                one.lora_B.zero_()
+    close = {"abs": 2e-5}
+    assert run.vectors[-1].reshape(OUT, WIDTH) == pytest.approx(total, **close)
+    assert np.linalg.matrix_rank(total.astype(np.float64), tol=1e-3) > 3
+    assert all(one.whole() == pytest.approx(twins[0].whole(), **close) for one in held.values())
+
+
+def test_measuring_a_stacked_mean_leaves_model_and_adapters_to_the_bit() -> None:
+    made = model()
+    exchanged = MergedProducts(made)
+    exchanged.write(frozen(np.full(OUT * WIDTH, 0.1, np.float32)))
+    with torch.no_grad():
+        made.lora_B.normal_(generator=torch.Generator().manual_seed(1))
+    before, vector, kept = {k: v.clone() for k, v in made.state_dict().items()}, exchanged.read(), exchanged.snapshot()
+    exchanged.write(frozen(np.ones(OUT * WIDTH, np.float32)))
+    assert exchanged.read().tolist() == [1.0] * OUT * WIDTH
+    exchanged.restore(kept)
+    assert all(torch.equal(before[name], value) for name, value in made.state_dict().items())
+    assert np.array_equal(exchanged.read(), vector)
+
+
+def test_a_weight_that_no_product_can_be_added_to_is_refused() -> None:
+    trains, shared, none = model(), model(), model()
+    trains.base.weight.requires_grad_(True)
+    shared.other = shared.base
+    del none.base
+    for made, text in (
+        (trains, "trains itself"),
+        (shared, "is shared: base.weight, other.weight"),
+        (none, "no weight"),
+    ):
+        with pytest.raises(ConfigError, match=text) as caught:
+            MergedProducts(made)
+        assert "lora:product" in caught.value.advice
 
 
 def test_the_run_names_the_form_where_the_script_does_not() -> None:
@@ -260,8 +315,8 @@ def test_other_uses_are_refused() -> None:
         fedgossip.simulate_loop(adapting(exchange=["lora:ffa", "lora:product"]), experiment=federation())
     with pytest.raises(ConfigError, match=r"task\.exchange = 'lora' is of a training loop's adapters"):
         fedgossip.load_experiment({"topology": {"graph": "ring", "n": 3}, "task": {"exchange": "lora"}})
-    with pytest.raises(ConfigError, match="'lora:stack' is no form") as caught:
-        fedgossip.simulate_loop(adapting(exchange="lora:stack"), experiment=federation())
+    with pytest.raises(ConfigError, match="'lora:stacks' is no form") as caught:
+        fedgossip.simulate_loop(adapting(exchange="lora:stacks"), experiment=federation())
     assert "lora:product averages adapters of unlike ranks" in caught.value.advice
     records = federation(exchange="lora:ffa")
     records["coordinator"] |= {"privacy": {"unit": "record"}}

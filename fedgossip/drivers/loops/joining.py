@@ -54,7 +54,7 @@ from fedgossip.drivers.loops.seats import (
 from fedgossip.drivers.loops.task import LoopTask, Meeting, Released, without_first
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.experiment.sections import GossipExperiment
-from fedgossip.learning.one_model.flat import BOTH, LORA, PRODUCT
+from fedgossip.learning.one_model.flat import BOTH, LORA, PRODUCT, STACK
 from fedgossip.learning.own_loop import adapters
 from fedgossip.learning.own_loop.parameters import Exchanged, optimizers_of
 from fedgossip.learning.own_loop.terms import (
@@ -120,7 +120,8 @@ def join(
     Run and partners: as given by `fedgossip launch`; or `experiment`, a file with [topology] or [coordinator] and
     train.local_steps, `node` in it, and `endpoints` and `key` as for `fedgossip peer`, with `out` for its folder.
     `exchange`: patterns of exchanged parameters, by default all with requires_grad; "lora" keeps lora_A and exchanges
-    lora_B; "lora:both", "lora:product": docs/use/own-loop.md.  `name`: distinguishes several joins of one process.
+    lora_B; "lora:both", "lora:product", "lora:stack": docs/use/own-loop.md.  `name`: distinguishes several joins of one
+    process.
     `alone`: without launcher or invite, make a run of one in `out` or a new folder of runs/.
 
     Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
@@ -186,7 +187,7 @@ def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *
             text = f"exchange = {form!r}: several processes train this model, whose wrapper expects all its gradients"
             raise ConfigError(text, "Freeze each lora_A before you wrap the model, and leave exchange out.")
         adapters.prepare(model, form)
-        kind = adapters.AdapterProducts if form == PRODUCT else kind
+        kind = {PRODUCT: adapters.AdapterProducts, STACK: adapters.MergedProducts}.get(form, kind)
     return kind(model, patterns, buffers)
 
 

@@ -177,7 +177,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 FFA: Final = "lora:ffa"
 BOTH: Final = "lora:both"
 PRODUCT: Final = "lora:product"
-LORA: Final = {"lora": FFA, FFA: FFA, BOTH: BOTH, PRODUCT: PRODUCT}
+STACK: Final = "lora:stack"
+LORA: Final = {"lora": FFA, FFA: FFA, BOTH: BOTH, PRODUCT: PRODUCT, STACK: STACK}
 """Transfer of low-rank adapters: see `own_loop/adapters`."""
 
 
