@@ -86,6 +86,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         more = GRADES * ("grade" in used) + NUMBERS * ("classification" not in kinds)
         (found / f"{name}.toml").write_text(own_tables(name, query, source=OF.get(name, name), more=more))
         assert (said := typed(["data", "agree", f"{name}.toml"], found)).code == 0, said
+    text = (found / "firth.toml").read_text()
+    (found / "clustered.toml").write_text(
+        text.replace('source = "firth"', 'source = "firth?errors=robust&cluster=person"')
+    )
     return found
 
 
@@ -146,13 +150,18 @@ def ordinal(of: Mapping[str, np.ndarray]) -> Figures:
     point = np.concatenate([[found.params[-2]], [found.params[-2] + math.exp(found.params[-1])], found.params[:-2]])
 
     def log_likelihood(at: np.ndarray) -> float:
-        ends = np.concatenate([[-np.inf], at[:2], [np.inf]])
-        share = 1 / (1 + np.exp(-(ends[None] - (x[:, 1:] @ at[2:])[:, None])))
-        return float(np.log(share[np.arange(len(y)), y + 1] - share[np.arange(len(y)), y]).sum())
+        return float(ordinal_terms(x, y, at).sum())
 
     turns = np.eye(6)
     turns[2:, 2:], turns[:2, 2:] = turned[1:, 1:], -turned[0, 1:]
     return maximised(log_likelihood, point, turns)
+
+
+def ordinal_terms(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the log likelihood of each record, of cuts and columns as they are in x."""
+    ends = np.concatenate([[-np.inf], at[:2], [np.inf]])
+    share = 1 / (1 + np.exp(-(ends[None] - (x[:, 1:] @ at[2:])[:, None])))
+    return np.asarray(np.log(share[np.arange(len(y)), y + 1] - share[np.arange(len(y)), y]))
 
 
 def maximised(log_likelihood: Callable[[np.ndarray], float], start: np.ndarray, turns: np.ndarray) -> Figures:
@@ -195,13 +204,17 @@ def weibull(of: Mapping[str, np.ndarray]) -> Figures:
     start = np.concatenate([point, [-found.params_["rho_"]["Intercept"]]])  # rho is 1 / scale
 
     def log_likelihood(at: np.ndarray) -> float:
-        rho, rate = math.exp(-at[5]), np.exp(-x @ at[:5])
-        log_hazard = np.log(rho * rate * (of["days"] * rate) ** (rho - 1))
-        return float((of["died"] * log_hazard - (of["days"] * rate) ** rho).sum())
+        return float(weibull_terms(x, of["days"], of["died"], at).sum())
 
     turns = np.eye(6)
     turns[:5, :5] = turned
     return maximised(log_likelihood, start, turns)
+
+
+def weibull_terms(x: np.ndarray, days: np.ndarray, died: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the log likelihood of each record, the last of `at` the log of the scale."""
+    rho, rate = math.exp(-at[5]), np.exp(-x @ at[:5])
+    return np.asarray(died * np.log(rho * rate * (days * rate) ** (rho - 1)) - (days * rate) ** rho)
 
 
 def firth(of: Mapping[str, np.ndarray]) -> Figures:
@@ -283,6 +296,31 @@ def test_errors_by_clusters_are_those_of_all_records_in_one_place(name: str, fol
         theirs = models.NegativeBinomial(of["visits"], x).fit(maxiter=200, **how)
         wanted, ours = theirs.bse[1:5] * np.diag(turned)[1:], np.array(found.column(0, "std. error")[1:5], float)
     assert ours == pytest.approx(wanted, rel=1e-7)
+
+
+@pytest.mark.parametrize("name", ["ordinal", "weibull"])
+def test_errors_by_clusters_are_those_of_differences_of_the_likelihood(name: str, folder: Path) -> None:
+    """A and each record's gradient by differences, at the fit's estimates on columns of a scale of their own."""
+    found = fitted(folder, name, "--set", f"model.source={name}?errors=robust&cluster=person")
+    x, turned = standard(design(of := everybody(folder)))
+    cluster, turns = clusters(of), np.eye(6)
+    if name == "ordinal":
+        turns[2:, 2:], turns[:2, 2:] = turned[1:, 1:], -turned[0, 1:]
+        grade = np.array([("low", "middle", "high").index(one) for one in of["grade"]])
+    else:
+        turns[:5, :5] = turned
+    at = np.linalg.solve(turns, np.array(found.column(0, "estimate"), float))
+
+    def terms(point: np.ndarray) -> np.ndarray:
+        return ordinal_terms(x, grade, point) if name == "ordinal" else weibull_terms(x, of["days"], of["died"], point)
+
+    scores = np.column_stack([(terms(at + one) - terms(at - one)) / 2e-4 for one in np.eye(6) * 1e-4])
+    many, u = len(set(cluster)), np.zeros((len(set(cluster)), 6))
+    np.add.at(u, cluster, scores)
+    spread = np.linalg.inv(-numerical(lambda point: float(terms(point).sum()), at))
+    factor = many / (many - 1) * (len(x) - 1) / (len(x) - 6)
+    errors = np.sqrt(np.diag(turns @ spread @ (factor * u.T @ u) @ spread @ turns.T))
+    assert found.column(0, "std. error") == pytest.approx(errors.tolist(), rel=1e-5)
 
 
 def test_errors_by_clusters_are_robust(folder: Path) -> None:
@@ -882,7 +920,10 @@ def test_estimating_equations_refuse_a_point_at_which_few_clusters_count() -> No
 # --- the same file everywhere -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+EVERYWHERE = [*FAMILIES, "clustered"]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_the_command_writes_the_file_of_plain_sums(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round, each site's numbers added without messages."""
     assert command(folder, name).code == 0
@@ -893,10 +934,11 @@ def test_the_command_writes_the_file_of_plain_sums(name: str, folder: Path, monk
 @pytest.mark.long
 @pytest.mark.sockets
 @pytest.mark.timeout(300)  # 6 processes
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_processes_write_the_file_of_the_simulation(name: str, folder: Path, tmp_path: Path) -> None:
     assert command(folder, name).code == 0
-    where = machines(folder, tmp_path, [f"{name}.toml", f"{name}.json", "test.csv"])
+    agreed = "firth.json" if name == "clustered" else f"{name}.json"
+    where = machines(folder, tmp_path, [f"{name}.toml", agreed, "test.csv"])
     said = fit_on(where, name)
     assert [one.code for one in said] == [0] * (SITES + 1), said
     written = {(one / "fit/tables.json").read_bytes() for one in where}
