@@ -10,7 +10,7 @@ from fedgossip import load_experiment, simulate
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import PeerRow
 from fedgossip.lab.compare.measured import round_seconds, setting_of
-from fedgossip.lab.compare.names import formula_of, paradigm_of
+from fedgossip.lab.compare.names import Paradigm, Setting, formula_of, paradigm_of
 
 A, B, DIM = 0.01, 1e6, 20_000
 D_B = 4 * (DIM + TAIL) / B
@@ -19,10 +19,10 @@ QUICK, SLOW = 0.02, 0.3
 STEPS = {2: 16, 3: 12, 8: 6, 64: 3}
 
 
-def off(
+def round_of(
     name: str, workers: int, training: float, *, down: bool, servers: int = 1, unlike: dict[str, Any] | None = None
-) -> float | None:
-    """The formula's relative error; None where there is no closed form."""
+) -> tuple[Paradigm, Setting, float]:
+    """The paradigm, its setting, and the simulator's seconds of a round."""
     paradigm = paradigm_of(name)
     parallel: dict[str, Any] = {"workers": workers, "bucket": 0, "deadline": 1e4, "least_deadline": 1e4}
     parallel |= paradigm.sets["parallel"]
@@ -37,11 +37,15 @@ def off(
     })  # fmt: skip
     setting = setting_of(experiment, 4 * (DIM + TAIL))
     assert setting is not None and len(setting.parts) == servers and sum(setting.parts) == pytest.approx(1.0)
-    beside = formula_of(paradigm, setting)
-    if beside is None:
-        return None
     rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow)]
-    return round_seconds(rows, workers) / (training + beside) - 1
+    return paradigm, setting, round_seconds(rows, workers)
+
+
+def off(name: str, workers: int, training: float, **how: Any) -> float | None:
+    """The formula's relative error; None where there is no closed form."""
+    paradigm, setting, measured = round_of(name, workers, training, **how)
+    beside = formula_of(paradigm, setting)
+    return None if beside is None else measured / (training + beside) - 1
 
 
 PAIR = ("star", "ring-naive")
@@ -79,3 +83,24 @@ def test_no_formula_is_shown_where_none_holds(name: str) -> None:
 def test_no_formula_is_shown_where_training_times_differ(name: str, unlike: dict[str, Any]) -> None:
     """Who waits for all waits for the slowest; who does not has as many paces as there are times."""
     assert off(name, 8, QUICK, down=True, unlike=unlike) is None
+
+
+RACKS = [("tree", 0.01), ("star", 0.01), ("parameter-server", 0.01), ("ring", 0.05), ("hierarchical", 0.05),
+         ("halving-doubling", 0.05), ("recursive-doubling", 0.05), ("all-to-all", 0.05)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "most"), RACKS)
+def test_rounds_over_racks_are_predicted_by_their_steps(name: str, most: float) -> None:
+    """Two racks of four, whose link to each other is one worker's, and slower by its latency."""
+    racks: dict[str, Any] = {"size": 4, "bandwidth": B, "latency": 0.03}
+    paradigm, setting, measured = round_of(name, 8, QUICK, down=True, unlike={"racks": racks})
+    assert abs(measured / paradigm.cost(setting).seconds - 1) < most
+    beside = formula_of(paradigm, setting)
+    assert (beside is not None) == (name == "tree")
+    assert beside is None or abs(measured / (QUICK + beside) - 1) < most
+
+
+def test_a_rate_over_equal_links_predicts_nothing_over_racks() -> None:
+    assert not any(
+        paradigm_of(name).by_steps for name in ("parameter-server:async", "parameter-server:3", "gossip:async")
+    )

@@ -22,7 +22,7 @@ from fedgossip.core.task import Job
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.lab.compare.cells import Cell, CellGrid, DoneCell, run_cells
 from fedgossip.lab.compare.names import Setting, formula_of
-from fedgossip.lab.costs.base import Cost, TrainingTimes
+from fedgossip.lab.costs.base import Cost, RackedLinks, TrainingTimes
 from fedgossip.lab.costs.methods import Buckets
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
@@ -67,7 +67,7 @@ class MeasuredCell:
     staleness: Mapping[int, int] = field(default_factory=dict)
     setting: Setting | None = None
     predicted: Cost | None = None
-    """The cost model's prediction of a round; None for real processes, and for unequal links."""
+    """The cost model's prediction of a round; None for real processes, unequal links, and by a rate over racks."""
     formula: float | None = None
     """Seconds of a round with its training, by the closed form."""
 
@@ -197,6 +197,8 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
     setting = setting_of(experiment, size, element, summary.get("inside"))
     if setting is None:
         return found
+    if setting.racked and not paradigm.by_steps:
+        return replace(found, setting=setting)
     cost = paradigm.cost(setting)
     beside = formula_of(paradigm, setting)
     return replace(found, setting=setting, predicted=cost, formula=None if beside is None else cost.compute + beside)
@@ -205,12 +207,14 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
 def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFacts | None = None) -> Setting | None:
     """Return the cost model's setting, `step` as recorded by the run; None if nodes have individual links."""
     simulation = experiment.simulation
-    if simulation.racks or any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
+    if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
     rates = simulation.bandwidth or math.inf, simulation.downlink or math.inf
-    links = EqualLinks(simulation.latency, *rates, simulation.summing / element)
     plan = compose.plan(experiment)
-    network = SimulatedNetwork(network_settings(experiment, plan.n, step), plan.n, experiment.seed)
+    settings = network_settings(experiment, plan.n, step)
+    how = simulation.latency, *rates, simulation.summing / element
+    links = RackedLinks(*how, settings.racks) if settings.racks else EqualLinks(*how)
+    network = SimulatedNetwork(settings, plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
     examples = compose.job_examples(experiment)(job)
     known = tuple(network.compute_training_seconds(node, examples) for node in range(plan.learners))

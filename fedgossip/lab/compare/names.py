@@ -21,12 +21,14 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core.messages import TAIL
 from fedgossip.lab.costs.base import (
     Cost,
+    RackedLinks,
     TrainingTimes,
     all_reduce_in_turn,
     neighbours,
     pairs_in_turn,
     through_servers,
     through_servers_alone,
+    tree_in_racks,
 )
 from fedgossip.lab.costs.methods import (
     WHOLE,
@@ -47,12 +49,19 @@ def _collective(name: str) -> Paradigm:
         "parallel",
         {"parallel": {"method": name}},
         lambda at: collective(name, at.size, at.links, at.times, buckets=at.buckets),
-        lambda at: all_reduce_in_turn(name, at.workers, at.size, at.links, at.training),
+        lambda at: _reduction(name, at),
         f"all-reduce, {name}",
         every_step=True,
+        in_racks=True,
         extra=TAIL,
         ignores=("server", "backups", "codec"),
     )
+
+
+def _reduction(name: str, at: Setting) -> float | None:
+    if isinstance(at.links, RackedLinks):
+        return tree_in_racks(at.workers, at.size, at.links) if name == "tree" and not at.buckets.overlap else None
+    return all_reduce_in_turn(name, at.workers, at.size, at.links, at.training)
 
 
 def _server(staleness: int | str, words: str) -> Paradigm:
@@ -66,6 +75,7 @@ def _server(staleness: int | str, words: str) -> Paradigm:
         _through_servers if synchronous else _through_servers_alone,
         words,
         every_step=True,
+        by_steps=synchronous,
         ignores=("bucket", "backups", "overlap", "codec"),
     )
 
@@ -91,6 +101,7 @@ def _gossip(mode: str, words: str) -> Paradigm:
             neighbours(_degree(at), at.size, at.links) if waits else pairs_in_turn(at.size, at.links, at.training)
         ),
         words,
+        by_steps=waits,
     )
 
 
@@ -124,6 +135,10 @@ class Setting:
         return len(self.times.known)
 
     @property
+    def racked(self) -> bool:
+        return isinstance(self.links, RackedLinks)
+
+    @property
     def training(self) -> float:
         return self.times.mean
 
@@ -145,6 +160,10 @@ class Paradigm:
     """Whether a round is one batch of each worker instead of a local training."""
     extra: int = 0
     """Number of elements sent in addition to a model."""
+    in_racks: bool = False
+    """Whether `formula` holds over racks too."""
+    by_steps: bool = True
+    """Whether `cost` follows a round's messages through the links; without, it is a rate over equal links."""
     one_participant: bool = False
     """Whether the workers are processes of one participant with all the examples."""
     ignores: tuple[str, ...] = ()
@@ -170,6 +189,7 @@ def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
         sets={"parallel": {"method": method, "codec": codec_name}},
         cost=lambda at: _cost(method, codec, at),
         formula=lambda at: _formula(method, codec, at),
+        in_racks=False,
         words=f"{dense.words}, gradients by {codec_name}",
     )
 
@@ -226,7 +246,7 @@ def formula_of(paradigm: Paradigm, at: Setting) -> float | None:
     that differ.
     """
     alike = at.times.constant and min(at.times.known) == max(at.times.known)
-    return paradigm.formula(at) if alike else None
+    return paradigm.formula(at) if alike and (paradigm.in_racks or not at.racked) else None
 
 
 PARADIGMS: Mapping[str, Paradigm] = {

@@ -205,7 +205,7 @@ def _compression(found: Comparison, line: Line) -> Compression | None:
     """Return the gain of a codec relative to the same collective without one; None without such a pair."""
     dense, setting = dense_of(line.name), line.cells[0].setting
     beside = next((one for one in found.select_lines(line.workers) if one.name == dense), None)
-    if dense is None or beside is None or setting is None or found.target is None:
+    if dense is None or beside is None or setting is None or setting.racked or found.target is None:
         return None
     goals = {one.name: [cell.reached(found.target) for cell in one.cells] for one in (line, beside)}
     seconds, rounds = (
@@ -443,7 +443,7 @@ def _crossing(lines: list[Line]) -> CrossoverMap | None:
     """Return the map of latency and bandwidth that marks this experiment; None for real processes."""
     settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
     setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
-    if setting is None or setting.workers < 3:
+    if setting is None or setting.workers < 3 or setting.racked:
         return None
     latencies = [10 ** (-5 + k / 20) for k in range(101)]
     rates = [crossover(one, setting.workers, setting.size) for one in latencies]

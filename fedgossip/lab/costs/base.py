@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, all_reduce, power_below
 from fedgossip.base import seeds
 from fedgossip.protocols.gossip.pairing import SPREAD
+from fedgossip.simulation.network import Racks
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,30 @@ def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, 
     if name in ("tree", "halving-doubling", "recursive-doubling") and workers != power_below(workers):
         return None
     return all_reduce(name, workers, size, links)
+
+
+@dataclass(frozen=True)
+class RackedLinks(EqualLinks):
+    """Links of participants in racks, as `simulation.racks`: those of a rack share its links to the others."""
+
+    racks: Racks | None = None
+
+
+def tree_in_racks(workers: int, size: float, links: RackedLinks) -> float | None:
+    """Return the seconds of one of many rounds of a tree in addition to training, over full racks.
+
+    2 (a + d/b) within a rack and 2 (A + d / min(b, B)) across, for each level; None unless workers and the size of a
+    rack are powers of two.
+    """
+    racks = links.racks
+    assert racks is not None
+    if workers != power_below(workers) or racks.size != power_below(racks.size):
+        return None
+    delay = links.latency if racks.latency is None else racks.latency
+    within, across = links.one(size), delay + size / min(links.rate, racks.bandwidth or math.inf)
+    levels = [1 << k for k in range(power_below(workers).bit_length() - 1)]
+    found = 2 * sum(across if distance >= racks.size else within for distance in levels)
+    return found + COLLECTIVES["tree"].added(workers) * size * links.summing
 
 
 def through_servers(workers: int, size: float, links: EqualLinks, largest: float = 1.0) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS, EqualLinks
 from fedgossip.algorithms.collectives.table import Way
-from fedgossip.lab.costs.base import Cost, Estimate, Times, TrainingTimes, through_servers_alone
+from fedgossip.lab.costs.base import Cost, Estimate, RackedLinks, Times, TrainingTimes, through_servers_alone
 from fedgossip.protocols.allreduce.reduction import OPEN
 from fedgossip.protocols.gossip.pairing import SPREAD
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork, share_until
@@ -100,7 +100,9 @@ class _Followed:
     def __init__(self, steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int) -> None:
         self._steps, self._times = steps, times
         self._multiples = [period * many for many in range(1, CYCLES + 1)] if period else []
-        settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
+        racks = links.racks if isinstance(links, RackedLinks) else None
+        up, down = _finite(links.up), _finite(links.down)
+        settings = NetworkSettings(links.latency, bandwidth=up, downlink=down, racks=racks)
         self._network = SimulatedNetwork(settings, participants, 0)
         self._summing, self._adding = links.summing, [0] * participants  # end of each participant's additions
         self._round = [0] * participants
