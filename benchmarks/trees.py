@@ -3,8 +3,9 @@
     python benchmarks/trees.py [--short] [--records 85]
 
 Breast cancer, 426 records at five sites, 143 for the test, three divisions: accuracy and AUROC beside
-HistGradientBoosting of as many trees, as deep.  Then a run of five sites of so many records each, by secure sums in one
-process: processor time by what it is spent in, the shares of all that the run takes.
+HistGradientBoosting, and of a forest of six columns a tree beside RandomForest, of as many trees, as deep.  Then a run
+of five sites of so many records each, by secure sums in one process: processor time by what it is spent in, the shares
+of all that the run takes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 from small_bins import table, tables
 
@@ -40,22 +41,24 @@ def agreed() -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def beside_scikit_learn(seed: int, trees: int) -> str:
+def beside_scikit_learn(seed: int, trees: int, forest: int = 0) -> str:
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         tables(Path(), seed)
         agreed()
-        fit = planned_fit(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
+        fit = planned_fit(load_experiment("trees.toml", [f"model.source=trees:{trees}x6?forest_columns={forest}"]))
         growing = GrowingTrees(fit.layout, grown_alone(fit.layout, table(fit, "all.csv")))
         test = table(fit, "test.csv")
         ours = SiteMargins(fit.layout, test).margins(growing)[:, 0]
         rows, asked = (np.loadtxt(f"{one}.csv", delimiter=",", skiprows=1) for one in ("all", "test"))
-        model = HistGradientBoostingClassifier(
+        boosted = HistGradientBoostingClassifier(
             max_iter=trees, max_depth=6, max_leaf_nodes=None, max_bins=32, min_samples_leaf=10, l2_regularization=1.0,
             early_stopping=False,
-        ).fit(rows[:, :-1], rows[:, -1])  # fmt: skip
-        theirs = model.decision_function(asked[:, :-1])
+        )  # fmt: skip
+        of_draws = RandomForestClassifier(trees, max_depth=6, min_samples_leaf=10, random_state=seed)
+        model = (of_draws if forest else boosted).fit(rows[:, :-1], rows[:, -1])
+        theirs = model.predict_proba(asked[:, :-1])[:, 1] - 0.5
     figures = [f"{((one > 0) == test.y).mean():.3f} | {roc_auc_score(test.y, one):.3f}" for one in (ours, theirs)]
-    return f"| {seed} | {' | '.join(figures)} |"
+    return f"| {seed} | {f'forest of {forest}' if forest else 'boosted'} | {' | '.join(figures)} |"
 
 
 def drawn(records: int) -> None:
@@ -107,9 +110,10 @@ def main() -> None:
     parser.add_argument("--records", type=int, nargs="*", default=[85])
     given = parser.parse_args()
     trees = 5 if given.short else 100
-    print("| division | accuracy | AUROC | accuracy, scikit-learn | AUROC |")
+    print("| division | trees | accuracy | AUROC | accuracy, scikit-learn | AUROC |")
     for seed in range(1 if given.short else 3):
-        print(beside_scikit_learn(seed, trees), flush=True)
+        for forest in (0, 6):
+            print(beside_scikit_learn(seed, trees, forest), flush=True)
     for records in given.records:
         print(shares(records, trees), flush=True)
 

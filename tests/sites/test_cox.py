@@ -407,6 +407,23 @@ def test_clusters_are_of_robust_errors(folder: Path, tmp_path: Path) -> None:
         assert said.code == 2 and why in said.err, said
 
 
+def test_a_competing_event_is_the_end_of_observation_where_it_is_recoded(folder: Path, tmp_path: Path) -> None:
+    """Hazards of one cause: every other record without the event has another one, 2."""
+    for path in folder.glob("*.csv"):
+        head, *rows = path.read_text().splitlines()
+        place = head.split(",").index("died")
+        cells = [row.split(",") for row in rows]
+        for one in cells[::2]:
+            one[place] = "2" if one[place] == "0" else one[place]
+        (tmp_path / path.name).write_text("\n".join([head, *map(",".join, cells)]) + "\n")
+    text = (folder / "hazards.toml").read_text()
+    (tmp_path / "hazards.toml").write_text(f'{text}\n[data.columns.died]\nrecode = {{ "2" = "0" }}\n')
+    assert (said := typed(["data", "agree", "hazards.toml"], tmp_path)).code == 0, said
+    assert (said := typed(["fit", "hazards.toml"], tmp_path)).code == 0, said
+    found = msgspec.json.decode((tmp_path / "fits/hazards/fit.json").read_bytes(), type=CoxFit)
+    assert found.coefficients == fitted(folder).coefficients
+
+
 # --- delayed entry ----------------------------------------------------------------------------------------------------
 
 

@@ -589,7 +589,9 @@ def test_no_few_records_are_found_in_an_evaluation(request: pytest.FixtureReques
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
-def grown_trees(seed: int, trees: int, depth: int) -> tuple[dict[str, Any], dict[str, Any], Any, int, list[Any]]:
+def grown_trees(
+    seed: int, trees: int, depth: int, forest: int = 0
+) -> tuple[dict[str, Any], dict[str, Any], Any, int, list[Any]]:
     """Grow trees on two columns of few bins.
 
     Return both files as their readers see them, the cell of each record, the positives, and the cells of few records.
@@ -601,7 +603,7 @@ def grown_trees(seed: int, trees: int, depth: int) -> tuple[dict[str, Any], dict
     design = TreesDesign(
         loss=LOGISTIC, outcome="y", classes=("no", "yes"), trees=trees, depth=depth, learning_rate=0.3, l2=1.0,
         min_child_weight=0.1, min_records=5, columns=("a", "b"), places=(0, 1), cuts=(cuts, cuts), mean=(0.0, 0.0),
-        deviation=(1.0, 1.0), records=n, suppress=5,
+        deviation=(1.0, 1.0), records=n, suppress=5, forest_columns=forest or msgspec.UNSET,
     )  # fmt: skip
     layout = TreesLayout(design)
     growing = GrowingTrees(layout, grown_alone(layout, SiteTable(bins.astype(np.int64), y)))
@@ -615,19 +617,19 @@ def grown_trees(seed: int, trees: int, depth: int) -> tuple[dict[str, Any], dict
             if leaf.get("value") is not None:
                 leaf["step"] = 2.0 ** (1 + math.floor(math.log2(1.5 / (1 + (inside * share * (1 - share)).sum()))))
                 added = added + inside * leaf["value"]
-        margins = margins + added
+        margins = margins + added * (not forest)
     cells, counts = np.unique(bins, axis=0, return_counts=True)
     few = [tuple(cell) for cell, count in zip(cells.tolist(), counts, strict=True) if count < 5]
     return model, json.loads(encoded(fit)), bins, int(y.sum()), few
 
 
-@pytest.mark.parametrize(("trees", "depth"), [(6, 1), (3, 2)])
+@pytest.mark.parametrize(("trees", "depth", "forest"), [(6, 1, 0), (3, 2, 0), (3, 2, 1)])
 def test_no_few_records_between_the_cuts_of_trees_are_found(
-    trees: int, depth: int, request: pytest.FixtureRequest
+    trees: int, depth: int, forest: int, request: pytest.FixtureRequest
 ) -> None:
     """By programmes over the records of all cells between the cuts; agreed histograms known, where they are told."""
     for seed in range(60 if request.config.getoption("--long") else 2):
-        model, fit, bins, positives, few = grown_trees(seed, trees, depth)
+        model, fit, bins, positives, few = grown_trees(seed, trees, depth, forest)
         width = len(fit["design"]["cuts"][0]) + 1
         told = [suppressed(np.bincount(column, minlength=width).tolist(), 5) for column in bins.T]
         for cell, low, high in solving.cells_of_trees(model, fit, told, positives, few):

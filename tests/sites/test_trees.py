@@ -155,6 +155,62 @@ def parted(layout: TreesLayout, x: np.ndarray, y: np.ndarray) -> list[SiteTable]
     return [SiteTable(bins[rows], y[rows]) for rows in np.array_split(np.arange(len(y)), 3)]
 
 
+def forest_of(loss: str, columns: int, *, trees: int = 8) -> TreesLayout:
+    return TreesLayout(msgspec.structs.replace(layout_of(loss, 300, trees=trees).design, forest_columns=columns))
+
+
+@pytest.mark.parametrize("loss", CLASSES)
+def test_the_trees_of_a_forest_all_begin_at_the_first_margins(loss: str) -> None:
+    """With all columns each is the first of boosted trees, for no records are drawn."""
+    x, y = drawn(loss, 300)
+    forest, first = (
+        trees_file(GrowingTrees(one, grown(one, parted(one, x, y)))).trees
+        for one in (forest_of(loss, 2, trees=3), layout_of(loss, 300, trees=1))
+    )
+    assert [one.root for one in forest] == [one.root for one in first] * 3
+
+
+@pytest.mark.parametrize("loss", CLASSES)
+def test_each_tree_of_a_forest_splits_by_its_own_columns_however_the_records_are_divided(loss: str) -> None:
+    layout, (x, y) = forest_of(loss, 1), drawn(loss, 300)
+    growing = GrowingTrees(layout, grown(layout, parted(layout, x, y)))
+    alone = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.find_bins(x), y)))
+    assert encoded_trees(trees_file(alone)) == encoded_trees(trees_file(growing)) and growing.done == 8
+    outputs = range(layout.design.outputs)
+    trees = [growing.tree(number, output) for number in range(8) for output in outputs]
+    drawn_ones = [layout.design.splits_by(number, output) for number in range(8) for output in outputs]
+    for tree, by in zip(trees, drawn_ones, strict=True):
+        assert by.sum() == 1 and {*tree.column[tree.is_split].tolist()} <= {*np.flatnonzero(by).tolist()}
+    assert len({int(np.argmax(by)) for by in drawn_ones}) == 2
+
+
+def test_a_split_by_a_column_that_was_not_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that grew all trees by the column it likes would ask for its finest nodes."""
+    layout, (x, y) = forest_of(LOGISTIC, 1), drawn(LOGISTIC, 300)
+    site, state = SiteMargins(layout, SiteTable(layout.bins.find_bins(x), y)), layout.initial()
+    before = stepped(layout, state, site.numbers(state), 1)
+    honest = stepped(layout, before, site.numbers(before), 1)
+    truly = layout.design.splits_by
+    with monkeypatch.context() as patch:
+        patch.setattr(TreesDesign, "splits_by", lambda _, tree, output: ~truly(tree, output))
+        lie = stepped(layout, before, site.numbers(before), 1)
+    assert GrowingTrees(layout, before).broken(GrowingTrees(layout, honest)) == ""
+    assert "not drawn for its tree" in GrowingTrees(layout, before).broken(GrowingTrees(layout, lie))
+
+
+def test_a_forest_is_fitted_predicts_and_has_no_learning_rate(folder: Path) -> None:
+    forest = "model.source=trees:6x3?forest_columns="
+    said = typed_in(folder, "fit", "ill.toml", "--to", "forest", "--set", f"{forest}2")
+    assert said.out.startswith("random forest of ill = yes, 2 columns a tree: 200 records of 5 of 5 sites, 6 trees, ")
+    assert typed_in(folder, "evaluate", "forest", "test.csv").code == 0
+    for more, why in (
+        ("9", "forest_columns = 9: there are 5 columns"),
+        ("2&learning_rate=0.1", "learning_rate of a forest"),
+    ):
+        refused = typed_in(folder, "fit", "ill.toml", "--to", "no", "--set", f"{forest}{more}")
+        assert refused.code == 2 and why in refused.err, refused
+
+
 @pytest.mark.parametrize("loss", CLASSES)
 def test_trees_tell_apart_what_no_line_does_and_are_the_same_however_the_records_are_divided(loss: str) -> None:
     """Of x0 times the sign of x1, of which a linear model knows nothing."""

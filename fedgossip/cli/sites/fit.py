@@ -393,7 +393,8 @@ def _trees(found: TreesFit, sites: int) -> list[str]:
     asked = f"of {d.trees} " if found.trees < d.trees else ""
     each = f" for each of {d.outputs} classes" if d.outputs > 1 else ""
     grown = f"{found.trees} {asked}trees{each}, {found.leaves} leaves"
-    lines = [f"boosted trees of {of}: {found.records} records of {found.sites} of {sites} sites, {grown}"]
+    kind = f"random forest of {of}, {d.forest_columns} columns a tree" if d.forest_columns else f"boosted trees of {of}"
+    lines = [f"{kind}: {found.records} records of {found.sites} of {sites} sites, {grown}"]
     if found.fewest < found.sites:
         lines.append(f"some sums were over {found.fewest} sites alone")
     if found.trees < d.trees and found.whole:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -82,10 +83,20 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
     agreed: str = ""
     """The hash of the agreed statistics."""
+    forest_columns: int | msgspec.UnsetType = msgspec.UNSET
+    """Of a random forest: the number of columns that each tree may split by; unset: boosted trees."""
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def splits_by(self, tree: int, output: int) -> npt.NDArray[np.bool_]:
+        """Return the columns that a tree may split by, [columns]: of a forest a draw from the design."""
+        found = np.ones(len(self.columns), bool)
+        if self.forest_columns:
+            draw = stream(int(self.digest[:15], 16), "columns of a tree", tree, output)
+            found[draw.permutation(len(found))[self.forest_columns :]] = False
+        return found
 
     @property
     def outputs(self) -> int:
@@ -270,9 +281,11 @@ def rounded(value: float, least: float) -> float:
     return round(value / step) * step
 
 
-def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | None:
+def best_split(
+    bins: TreeBins, sums: Whole, reporting: Whole, by: npt.NDArray[np.bool_] | None = None
+) -> FoundSplit | None:
     """Return the split with the largest gain, from sums [bins, 3] over a node's records, or None; `reporting` [bins]:
-    `TreeBins.reporting_bins`.
+    `TreeBins.reporting_bins`; `by` [columns]: the permitted ones, None: all.
     """
     d = bins.design
     total = sums[: int(bins.sizes[0])].sum(axis=0)
@@ -283,6 +296,8 @@ def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | No
     sides = [left] if empty is None else [left, left + empty]
     gains = np.stack([_gains(d, side, total - side) for side in sides])
     gains[:, ~bins.splits | (reporting != bins.place)] = 0.0
+    if by is not None:
+        gains[:, ~by[bins.column]] = 0.0
     best = int(np.argmax(gains))
     way, at = divmod(best, bins.count)
     if not gains[way, at] > 0:

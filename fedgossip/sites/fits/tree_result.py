@@ -143,6 +143,7 @@ _LIMITS = {
     "min_records": (1, 1 << 30),
     "max_bins": (2, MOST_BINS - 1),
     "bin_records": (0, 1 << 30),
+    "forest_columns": (0, 1 << 16),
 }
 
 
@@ -163,6 +164,8 @@ class TreeOptions:
     """Maximum number of bins of a column."""
     bin_records: int = 0
     """Minimum number of a node's records for each of a column's bins: smaller nodes report neighbouring bins as one."""
+    forest_columns: int = 0
+    """Number of columns that each tree of a random forest may split by; 0: boosted trees."""
 
 
 def tree_options(source: str) -> TreeOptions:
@@ -188,4 +191,7 @@ def tree_options(source: str) -> TreeOptions:
         low, high = _LIMITS[name]
         if not low <= given <= high:
             raise ConfigError(f"model.source = {source!r}: {name} = {given:g}", f"It is between {low:g} and {high:g}.")
+    if named.get("forest_columns") and "learning_rate" in named:
+        text = f"model.source = {source!r}: learning_rate of a forest, which is the mean of its trees"
+        raise ConfigError(text, "Leave one of both out.")
     return TreeOptions(**named)  # type: ignore[arg-type]

@@ -5,7 +5,9 @@
                       records and h in one number if both fit
 
 Sites receive the ensemble with its open nodes and return the sums there.  The coordinator's step is a function of both,
-so all participants compute the same trees; an incomplete round is repeated.
+so all participants compute the same trees; an incomplete round is repeated.  The trees of a random forest all have the
+gradients of the first margins, and each its own draw of columns (Ho, IEEE PAMI 20, 1998): no records are drawn, since
+the sums of two trees would differ by those of few.
 
 If both fit, 64 bits hold the records above `bits` bits of h: h is at most 2^28 in units of 2^-30, and no site has
 `most` records.
@@ -293,7 +295,7 @@ class GrowingTrees:
             whole = [self.tree(self.done, k) for k in range(layout.design.outputs)]
             grown = any(one.is_split.any() and one.value[: one.size][~one.is_split[: one.size]].any() for one in whole)
             self.x[_DONE] += 1
-            self.x[_ENDED] = not grown
+            self.x[_ENDED] = not grown and not layout.design.forest_columns  # another tree has other columns
             if not self.over:
                 self._plant()
 
@@ -309,7 +311,8 @@ class GrowingTrees:
         tree = self.tree(self.done, output)
         whole = cells[: int(bins.sizes[0])].sum(axis=0)
         reporting = bins.reporting_bins(int(tree.records[node]))
-        split = best_split(bins, cells, reporting) if tree.size + 2 <= self.layout.nodes else None
+        by = d.splits_by(self.done, output)
+        split = best_split(bins, cells, reporting, by) if tree.size + 2 <= self.layout.nodes else None
         info[node], value[node] = info_of(LEAF, int(whole[0])), leaf_value(d, whole)
         if split is None:
             return
@@ -382,6 +385,8 @@ class GrowingTrees:
             return f"an open node of fewer than {2 * d.min_records} records"
         if (now.column[splits] >= len(d.columns)).any():
             return "a split by an unknown column"
+        if not d.splits_by(self.done, output)[now.column[splits]].all():
+            return "a split by a column that was not drawn for its tree"
         return ""
 
     def _close_what_has_no_room(self) -> None:
@@ -481,6 +486,8 @@ class SiteMargins:
         layout = self.layout
         asked = growing.open_nodes()[: layout.slots]
         g, h, loss = gradients(layout.design, self.margins(growing), self.table.y)
+        if layout.design.forest_columns:
+            g, h, _ = gradients(layout.design, np.tile(growing.base, (len(self.table.y), 1)), self.table.y)
         head = np.array([_total(round_to_whole(loss, LOSS_SHIFT)), len(self.table.y)], np.int64)
         parts = [head]
         for output in range(layout.design.outputs):

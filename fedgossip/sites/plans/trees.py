@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
@@ -73,17 +74,21 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
     if least < agreed.suppress:
         text = f"min_records = {least}: a leaf of so few would disclose each; data.suppress is {agreed.suppress}"
         raise ConfigError(text, f"Give min_records={agreed.suppress} or more.")
+    if options.forest_columns > len(columns):
+        text = f"forest_columns = {options.forest_columns}: there are {len(columns)} columns"
+        raise ConfigError(text, "The square root of their number is usual; a third of it for a regression.")
     if agreed.records < 2 * least:
         text = f"{agreed.records} records, and {least} on each side of a split"
         raise ConfigError(text, "There is nothing to split: more records, or a smaller min_records.")
     return TreesDesign(
         loss=SQUARES if kind == REGRESSION else LOGISTIC if len(label.categories) == 2 else SOFTMAX,
         outcome=label.name, classes=label.categories, trees=options.trees, depth=options.depth,
-        learning_rate=options.learning_rate, l2=options.l2, min_child_weight=options.min_child_weight,
+        learning_rate=1 / options.trees if options.forest_columns else options.learning_rate, l2=options.l2,
+        min_child_weight=options.min_child_weight,
         min_records=least, bin_records=options.bin_records,
         columns=tuple(columns), places=tuple(places), cuts=tuple(cuts), mean=tuple(mean),
         deviation=tuple(deviation), constant=tuple(constant), records=agreed.records, suppress=agreed.suppress,
-        agreed=agreed.digest, sites=sites,
+        agreed=agreed.digest, sites=sites, forest_columns=options.forest_columns or msgspec.UNSET,
     )  # fmt: skip
 
 
