@@ -143,6 +143,8 @@ class MethodFacts(SpentFacts, total=False):
     """Number of clients in a round."""
     secure: bool
     """Whether the coordinator sees sums alone."""
+    tiers: Mapping[str, Sequence[int]]
+    """In tiers: the participants below each coordinator, by the coordinator's number."""
     codec: str
     """The codec of updates, gradients or models."""
     rounds_abandoned: int

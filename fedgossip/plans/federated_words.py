@@ -174,6 +174,8 @@ def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
     """Return the summary's facts that only federated runs have."""
     s = run.section
     codec: MethodFacts = {"codec": s.codec} if s.codec else {}
+    groups = [] if run.tree.flat else run.tree.groups
+    tiers: MethodFacts = {"tiers": {str(group.coordinator): list(group.members) for group in groups}} if groups else {}
     return {
         "graph": "coordinator",
         "algorithm": s.algorithm,
@@ -182,6 +184,7 @@ def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
         "cohort": run.cohort,
         "secure": run.secure and run.tree.groups[0].secure,
         **codec,
+        **tiers,
         "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
         **_find_spending(run, rows),
     }

@@ -291,6 +291,41 @@ def test_coordinators_of_tiers_in_a_sum_say_nothing_of_single_clients() -> None:
     assert took.table()[:, 0].tolist() == [Took.COUNTED, *[silent] * 3, Took.SILENT, Took.UNCOUNTED]
 
 
+def test_clients_of_a_leaf_whose_sum_is_not_in_the_round_are_not_in_it() -> None:
+    """Of three tiers: 0 to 7, leaves 8 to 11, middles 12 and 13, the root 14; nobody but the root in a fourth round."""
+    tiers = {8: [0, 1], 9: [2, 3], 10: [4, 5], 11: [6, 7], 12: [8, 9], 13: [10, 11], 14: [12, 13]}
+    took = Participation(8, "client", tiers)
+    for round, counted in enumerate([(12, 13), (12, 13), (12,), (12, 13)], 1):
+        took.row(ReportedPeerRound(round, 14, clients=2, counted=counted))
+        for client in range(8 if round < 4 else 0):
+            took.row(ReportedPeerRound(round, client))
+    took.event(ReportedEvent(0, 12, "missed", [9]))
+    shown = took.event(ReportedEvent(1, 8, "contributes_nothing", {"reason": "TOO_FEW"}))
+    took.event(ReportedEvent(3, 8, "contributes_nothing", {"reason": "TOO_FEW"}))
+    c, u, n = Took.COUNTED, Took.UNCOUNTED, Took.NOTHING
+    assert took.table().tolist() == [[c, u, c, n]] * 2 + [[u, c, c, n]] * 2 + [[c, c, u, n]] * 4
+    assert not shown  # the list of events has it too
+
+
+@pytest.mark.parametrize("tiers", [{3: [4, 5], 4: [3]}, {3: [3, -1, 0], 9: [0] * 9}, {0: [1]}])
+def test_tiers_that_are_none_change_nothing(tiers: dict[int, list[int]]) -> None:
+    took = Participation(3, "client", tiers)
+    took.event(ReportedEvent(0, 4, "contributes_nothing"))
+    took.row(ReportedPeerRound(1, 3, clients=3, counted=(0, 1, 2)))
+    assert took.table().tolist() == [[Took.COUNTED]] * 3
+
+
+def test_a_simulated_run_in_tiers_counts_no_client_of_a_leaf_with_too_few(tmp_path: Path) -> None:
+    tiers = [{"clients": 4}, {"clients": 2, "secure": False}]
+    coordinator = {"clients": 8, "min_clients": 4, "tiers": tiers, "deadline": 1.0, "least_deadline": 0.5}
+    experiment = {"rounds": 4, "task": {"kind": "quadratic", "dim": 3}, "coordinator": coordinator}
+    faults = [{"kind": "crash", "peers": [2], "start": 0.3}]
+    fedgossip.simulate(experiment | {"faults": faults}, out=tmp_path / "run", report=False)
+    _, took = account(tmp_path / "run")
+    counted = (took.table() == Took.COUNTED).sum(axis=0).tolist()
+    assert counted == [took.contributions[round] for round in range(1, 5)] and 4 in counted
+
+
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_the_coordinator_s_own_record_gives_the_table_of_all_records(engine: str, tmp_path: Path) -> None:
     """Three of five in each round, drawn by the coordinator; then the rows of clients are taken away."""

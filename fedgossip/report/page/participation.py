@@ -7,7 +7,7 @@ sum; the clients' rows have their other actions.  Missing values of old runs hav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class Took(IntEnum):
     """The client was not invited, according to the rows."""
     COUNTED = 1
     UNCOUNTED = 2
-    """The client trained and is not in the sum: it was too late, or others came first."""
+    """The client trained and is not in the sum: it was too late, others were first, or its leaf contributed nothing."""
     ABANDONED = 3
     """The client trained for an abandoned round."""
     SILENT = 4
@@ -35,10 +35,18 @@ class Took(IntEnum):
 
 
 class Participation:
-    """`contributions[round]` of the rounds that counted; `abandoned[round]` is the reason for one that did not."""
+    """`contributions[round]` of the rounds that counted; `abandoned[round]` is the reason for one that did not.
 
-    def __init__(self, clients: int, one: str = "client") -> None:
-        self.clients, self.one = clients, one
+    `tiers`: the participants of each coordinator.
+    """
+
+    def __init__(self, clients: int, one: str = "client", tiers: Mapping[int, Sequence[int]] | None = None) -> None:
+        self.clients, self.one, self._tiers = clients, one, tiers or {}
+        self._below: dict[int, set[int]] = {}
+        """Clients below each coordinator, in all tiers."""
+        for node in sorted(self._tiers) if clients <= FOLLOWED_MOST else ():
+            members = [member for member in self._tiers[node] if 0 <= member < node]
+            self._below[node] = {one for at in members for one in ({at} if at < clients else self._below.get(at, ()))}
         self.contributions: dict[int, int] = {}
         self.abandoned: dict[int, Mapping[str, Any]] = {}
         self.too_few: Mapping[str, Any] | None = None
@@ -53,6 +61,8 @@ class Participation:
         self._missed: list[set[int]] = [set() for _ in self._trained]
         self._counted: dict[int, set[int]] = {}
         """By round, the clients in its sum, according to the coordinator."""
+        self._left_out: dict[int, set[int]] = {}
+        """By round, the clients below coordinators whose sums are not in it."""
 
     @property
     def followed(self) -> bool:
@@ -75,8 +85,10 @@ class Participation:
         if row.clients is not None:
             self.contributions[row.round] = row.clients
             counted = {node for node in row.counted or () if 0 <= node < self.clients}
-            if counted or row.counted == ():  # others are coordinators of tiers, whose clients are not followed
+            if counted or row.counted == ():  # others are coordinators of tiers
                 self._counted[row.round] = counted
+            elif row.counted:
+                self._leave_out(row.round, set(self._tiers.get(row.peer, ())).difference(row.counted))
         if row.score_clients is not None:
             self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 
@@ -92,9 +104,17 @@ class Participation:
                 for node in event.value:
                     if isinstance(node, int) and 0 <= node < len(self._missed):
                         self._missed[node].add(event.round + 1)
+                self._leave_out(event.round + 1, [node for node in event.value if isinstance(node, int)])
+            case "contributes_nothing" if event.peer is not None:
+                self._leave_out(event.round + 1, [event.peer])
+                return False
             case _:
                 return False
         return True
+
+    def _leave_out(self, round: int, coordinators: Iterable[int]) -> None:
+        for node in coordinators:
+            self._left_out.setdefault(round, set()).update(self._below.get(node, ()))
 
     def table(self) -> NDArray[np.int8]:
         """Return each client's part in each round, as `Took`: [clients, rounds]."""
@@ -103,7 +123,8 @@ class Participation:
             counted = {round for round, nodes in self._counted.items() if node in nodes}
             for round in trained | missed | counted:
                 if 0 < round <= self.rounds:
-                    took = self._took(round, trained=round in trained, missed=round in missed)
+                    out = round in missed or node in self._left_out.get(round, ())
+                    took = self._took(round, trained=round in trained, missed=out)
                     found[node, round - 1] = Took.COUNTED if round in counted else took
         return found
 

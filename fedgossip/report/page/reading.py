@@ -217,6 +217,7 @@ class Summary(msgspec.Struct, frozen=True):
     algorithm: str = ""
     cohort: int | None = None
     secure: bool | None = None
+    tiers: dict[int, list[int]] = {}
     privacy: PrivacySpent | None = None
     processor: str | None = None
     kernels: str | None = None
@@ -349,7 +350,7 @@ def read_run(folder: Path) -> RecordedRun:
     logged, measured = LoggedNumbers(), LoggedNumbers()
     fallen, returned, own_scores = set[int](), set[int](), dict[int, OwnScores]()
     own_counts: Mapping[str, float | None] = {}
-    participation = Participation(summary.n, summary.who.one) if summary.led else None
+    participation = Participation(summary.n, summary.who.one, summary.tiers) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / ROWS)):
         kind = record.get("kind")
         if isinstance(round := record.get("round"), int) and abs(round) > ROUNDS_FREE + count:
