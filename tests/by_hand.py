@@ -33,7 +33,7 @@ from fedgossip.core.machine import (
 STEPS = 20_000
 PATIENT = ("drain", "start", "hung")
 """Timers that fire when nothing else is left to do, or when nothing has helped for CALM steps."""
-CALM = 5_000
+CALM = 1_000
 
 
 def reported(effect: Effect | Event) -> Report | None:

@@ -18,6 +18,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +130,7 @@ def placed(
     found: dict[tuple[int, ...], list[Range]] = {}
     begun: dict[tuple[int, ...], int] = {}
     for start, stop, point in cuts:
-        holders = walk.preference(point)[:copies]
+        holders = tuple(islice(walk.preference(point), copies))
         begun.setdefault(holders, point)
         ranges = found.setdefault(holders, [])
         if ranges and ranges[-1][1] == start:
@@ -175,14 +176,16 @@ class _Walks:
         if start < length:
             yield start, length, 0
 
-    def preference(self, point: int) -> tuple[int, ...]:
-        """Return all servers in the order of their points from `point` on."""
-        met: dict[int, None] = {}
+    def preference(self, point: int) -> Iterator[int]:
+        """Yield all servers in the order of their points from `point` on."""
+        met: set[int] = set()
         for step in range(len(self.servers)):
-            met.setdefault(self.servers[(point + step) % len(self.servers)])
-            if len(met) == self.count:
-                break
-        return tuple(met)
+            server = self.servers[(point + step) % len(self.servers)]
+            if server not in met:
+                met.add(server)
+                yield server
+                if len(met) == self.count:
+                    return
 
 
 def _walks(servers: int, points: int) -> _Walks:

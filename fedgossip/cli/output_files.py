@@ -11,7 +11,6 @@ import click
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
 
-
 _TEXTS = (".csv", ".json", ".toml")
 """Endings of what people write: experiments, tables, keys of others."""
 
