@@ -33,7 +33,7 @@ from fedgossip.core.machine import (
 STEPS = 20_000
 PATIENT = ("drain", "start", "hung")
 """Timers that fire when nothing else is left to do, or when nothing has helped for CALM steps."""
-CALM = 1_000
+CALM = 5_000
 
 
 def reported(effect: Effect | Event) -> Report | None:
@@ -61,6 +61,8 @@ def reports(effects: Sequence[Effect]) -> dict[str, Any]:
 
 class Hand:
     """`links[i]` are the partners of machine i.  For `wild` steps anything may happen; after that nothing is lost."""
+
+    calm = CALM
 
     def __init__(self, machines: Sequence[Any], links: Sequence[Sequence[int]], seed: int, wild: int = 0) -> None:
         self.random = seeds.stream(seed, "hand")
@@ -122,7 +124,7 @@ class Hand:
         soon = [(n, k) for n, keys in self.timers.items() for k in sorted(keys, key=str) if k[0] not in PATIENT]
         if self.wild > 0 or not ready:
             ready += [("timer", one) for one in soon]
-        if not ready or self.wild < -CALM:
+        if not ready or self.wild < -self.calm:
             late = [(node, key) for node, keys in self.timers.items() for key in sorted(keys, key=str)]
             ready = [("timer", one) for one in late]
         if not ready or len(self.results) == len(self.machines):

@@ -114,6 +114,8 @@ def under_drawn_schedules() -> None:
 class Drawn(Hand):
     """Anything may happen: links break, messages are lost, people stop peers, and timers fire whenever they like."""
 
+    calm = 500
+
     def __init__(self, machines: Any, seed: int) -> None:
         super().__init__(machines, [[j for j in range(N) if j != i] for i in range(N)], seed, wild=(60, 400)[seed % 2])
         self.loss, self.twice, self.breaks = (0.0, 0.3)[seed // 2 % 2], 0.1, (0.0, 0.05)[seed // 4 % 2]
