@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import wire
 from fedgossip.core.messages import (
+    BUCKETS,
+    COMPARED_MAX,
     DECLARED,
-    MEMBERS_MAX,
     MODEL_CHUNK,
     NEWS_MAX,
     AnyMessage,
     Carrier,
     ChunkRequest,
     Compare,
+    CompareBuckets,
     ConfirmDead,
     Contribution,
     Count,
@@ -138,7 +140,8 @@ membership = st.one_of(
     st.builds(PingReq, counts, counts),
     st.builds(IndirectAck, counts, counts),
     st.builds(MembershipUpdate, st.lists(news, max_size=4).map(tuple)),
-    st.builds(Compare, st.lists(st.tuples(counts, counts, orders), max_size=9).map(tuple)),
+    st.builds(Compare, st.lists(st.tuples(counts, counts, orders), max_size=9).map(tuple), st.just((0, 127))),
+    st.builds(CompareBuckets, st.tuples(*[counts] * BUCKETS)),
     st.builds(Join, entries),
     st.just(ModelQuery()),
     st.builds(ModelInfo, counts, texts),
@@ -230,7 +233,8 @@ def test_a_piece_of_a_model_is_as_long_as_what_is_left_and_no_longer(length: int
 def test_the_largest_membership_messages_fit_into_a_header() -> None:
     big = 2**40
     entry = Entry(big, big, "a" * 128, "k" * 40, "v" * 64, big, big, "a" * 128, "s" * 128)
-    for message in (MembershipUpdate((entry,) * NEWS_MAX), Compare(((big, big, big),) * MEMBERS_MAX)):
+    compared = Compare(((big, big, big),) * COMPARED_MAX, tuple(range(BUCKETS))), CompareBuckets((big,) * BUCKETS)
+    for message in (MembershipUpdate((entry,) * NEWS_MAX), *compared):
         ((_, body),) = cut(message)
         assert len(body) <= HEADER_BYTES_MAX and hear(expecting(model()), cut(message)) == [message]
 
@@ -238,7 +242,8 @@ def test_the_largest_membership_messages_fit_into_a_header() -> None:
 def test_too_much_news_or_too_long_a_text_is_refused() -> None:
     entry = Entry(1, 1, "a", "k", "v")
     many, long = MembershipUpdate((entry,) * (NEWS_MAX + 1)), Join(Entry(1, 1, "a" * 129, "k", "v"))
-    for message in (many, long, Compare(((1, -1, 0),)), MembershipUpdate((ConfirmDead(1, 1, -1, 1),))):
+    other = Compare((), (BUCKETS,)), CompareBuckets((1,) * (BUCKETS - 1))
+    for message in (many, long, *other, Compare(((1, -1, 0),)), MembershipUpdate((ConfirmDead(1, 1, -1, 1),))):
         assert refusal(expecting(model()), cut(message)) == "header"
 
 

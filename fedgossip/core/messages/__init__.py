@@ -23,7 +23,7 @@ from 0; -1 is none.
     federated    Invite, Contribution, CodedContribution, Refusal, Final    rounds of a coordinator
                  Secured, MaskedInput                   the frames of a secure sum
                  Subtotal                               numbers of a tier without one
-    members      Ping, Pong, PingReq, IndirectAck, MembershipUpdate, Compare, Join    peers that join and leave
+    members      Ping, Pong, PingReq, IndirectAck, MembershipUpdate, Compare, CompareBuckets, Join    peers that join
                  ModelQuery, ModelInfo, ChunkRequest, ModelChunk    the model for a peer that joins
     invitations  InviteProof, Proposal, FileQuery, FilePart, Enrol, Gathering, Beginning, TurnedAway
     hosts        Hello                                  the first message of a link: layout, experiment, version,
@@ -80,6 +80,8 @@ from fedgossip.core.messages.gossip import (
     RunKeys,
 )
 from fedgossip.core.messages.members import (
+    BUCKETS,
+    COMPARED_MAX,
     FILE_PART,
     GRAPH_LETTERS,
     INVITED_MAX,
@@ -90,6 +92,7 @@ from fedgossip.core.messages.members import (
     Beginning,
     ChunkRequest,
     Compare,
+    CompareBuckets,
     ConfirmDead,
     Enrol,
     Entry,
@@ -167,7 +170,7 @@ Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 OfARound = Model | ModelFragment | CodedModel | Masked | RelaySum
 """Inputs to the mix of a synchronous gossip round."""
 Gossip = OfARound | RunKeys | Leaving | Account | Pairwise
-Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
+Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | CompareBuckets | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Subtotal | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
@@ -188,7 +191,9 @@ ModelCarrier = Model | ModelFragment | Masked | RelaySum | Offer | Answer | Parc
 """Messages with model vectors, or masked words of one, and the number of their round or exchange."""
 
 __all__ = [
+    "BUCKETS",
     "CHECK_WORDS",
+    "COMPARED_MAX",
     "DECLARED",
     "FILE_PART",
     "FRAME_OF_A_SUM_MAX",
@@ -225,6 +230,7 @@ __all__ = [
     "CodedPulled",
     "CodedPush",
     "Compare",
+    "CompareBuckets",
     "ConfirmDead",
     "Contribution",
     "CopyHead",

@@ -80,8 +80,17 @@ News = Entry | Suspicion | ConfirmDead | Revocation
 NEWS_MAX = 32
 """Maximum number of updates in one message."""
 
-MEMBERS_MAX = 2000
-"""Maximum number of members in a roster; a `Compare` of all of them fits one header."""
+MEMBERS_MAX = 10_000
+"""Maximum number of members in a roster: each peer stores a signed entry of each, about 400 bytes."""
+
+COMPARED_MAX = 2000
+"""Maximum number of members in one `Compare`, which fits one header."""
+
+BUCKETS = 128
+"""Number of buckets of a roster, by id: of at most MEMBERS_MAX members each has about 80."""
+
+Bucket = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]
+"""The number of a bucket: id modulo BUCKETS."""
 
 
 @declared
@@ -133,9 +142,21 @@ class MembershipUpdate(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Compare(Note):
-    """The sender's roster: (node, incarnation, hash of the node's status or 0); answered by newer updates."""
+    """The sender's roster: (node, incarnation, hash of the node's status or 0); answered by newer updates.
 
-    known: Annotated[tuple[tuple[Count, Count, CountOrNone], ...], msgspec.Meta(max_length=MEMBERS_MAX)]
+    Of the members in these `buckets`; empty: of all.
+    """
+
+    known: Annotated[tuple[tuple[Count, Count, CountOrNone], ...], msgspec.Meta(max_length=COMPARED_MAX)]
+    buckets: Annotated[tuple[Bucket, ...], msgspec.Meta(max_length=BUCKETS)] = ()
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class CompareBuckets(Note):
+    """Hashes of all buckets of the sender's roster; answered by a `Compare` of unequal ones."""
+
+    hashes: Annotated[tuple[Count, ...], msgspec.Meta(min_length=BUCKETS, max_length=BUCKETS)]
 
 
 @declared

@@ -12,14 +12,28 @@ Sources: as `membership`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from fedgossip.core.machine import Effect, NodeId, Refused, Send, SetTimer
-from fedgossip.core.messages import NEWS_MAX, Compare, IndirectAck, MembershipUpdate, News, Ping, PingReq
+from fedgossip.core.messages import (
+    BUCKETS,
+    COMPARED_MAX,
+    NEWS_MAX,
+    Compare,
+    CompareBuckets,
+    ConfirmDead,
+    IndirectAck,
+    MembershipUpdate,
+    News,
+    Ping,
+    PingReq,
+    Suspicion,
+)
+from fedgossip.protocols.members.entries import bucket_of
 from fedgossip.protocols.members.membership_updates import NewsRefusal
 from fedgossip.protocols.members.roster import Roster
 
@@ -182,13 +196,21 @@ REFUSALS_REPORTED = 100
 """Maximum number of reported kinds of refused updates; others are only dropped."""
 
 
+ROWS = 1000
+"""Maximum number of members in a comparison of unequal buckets: more than PAGES hold, as most members are equal."""
+
+
 class Dissemination:
-    """Compares with each member at most once per period; `refusals` counts refused updates per kind."""
+    """Compares with each member at most once per period; `refusals` counts refused updates per kind.
+
+    Up to BUCKETS members are compared one by one; above, the hashes of all buckets first (`entries`).
+    """
 
     def __init__(self, node: NodeId, settings: MemberSettings, rng: np.random.Generator) -> None:
         self._node, self._settings, self._rng = node, settings, rng
         self.refusals: dict[str, int] = {}
         self._compared: dict[NodeId, int] = {}
+        self._fetching: dict[NodeId, tuple[Sequence[int], int]] = {}  # (its hashes, number of full pages since)
 
     def send(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
         """Send updates to all of these members, in pages that fit into a message."""
@@ -201,23 +223,66 @@ class Dissemination:
             return self.send(linked, news)
         return self.send(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
 
+    def warn(
+        self, node: NodeId, roster: Roster, suspects: Mapping[NodeId, tuple[Suspicion | ConfirmDead, int]]
+    ) -> list[Effect]:
+        """Send `node` the suspicion and verdicts on it, so that it can refute them."""
+        news: list[News] = [*roster.standing(node)]
+        if node in suspects and suspects[node][0] not in news:
+            news.append(suspects[node][0])
+        return self.send([node], news[:NEWS_MAX])
+
     def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
-        """Send this roster's numbers to `node`, so that it sends the missing entries."""
+        """Send this roster's numbers or hashes to `node`, so that it sends the missing entries."""
         self._compared[node] = now_ns
-        return Send(node, Compare(roster.summarise()))
+        few = len(roster.entries) + len(roster.revoked) <= BUCKETS
+        return Send(node, Compare(roster.summarise()) if few else CompareBuckets(roster.hashes))
 
     def differs(self, node: NodeId, roster: Roster, now_ns: int) -> list[Effect]:
         """Compare with a member with another digest, at most once within a period."""
         recently = now_ns - self._compared.get(node, -self._settings.period_ns) < self._settings.period_ns
         return [] if recently else [self.compare(node, roster, now_ns)]
 
-    def answer(
-        self, sender: NodeId, roster: Roster, known: Sequence[tuple[NodeId, int, int]], now_ns: int
-    ) -> list[Effect]:
+    def answer_hashes(self, sender: NodeId, roster: Roster, hashes: Sequence[int]) -> list[Effect]:
+        """Send the numbers of members in unequal buckets, so that `sender` sends the missing entries."""
+        unequal = roster.unequal(hashes)
+        self._fetching.pop(sender, None)
+        if not unequal:
+            return []
+        self._fetching[sender] = hashes, 0
+        # each side needs the other's number of itself; a random order fetches different buckets from different members
+        own, first = {bucket_of(sender), bucket_of(self._node)}, int(self._rng.integers(BUCKETS))
+        order = sorted(unequal, key=lambda k: (k not in own, (k - first) % BUCKETS))
+        buckets, rows = list[int](), 0
+        for k in order:
+            rows += len(roster.entries.buckets[k].entries)
+            if rows > ROWS and len(buckets) >= 2:
+                break
+            buckets.append(k)
+        return [self._compare_in(sender, roster, buckets)]
+
+    def _compare_in(self, node: NodeId, roster: Roster, buckets: Sequence[int]) -> Send:
+        return Send(node, Compare(roster.summarise(buckets)[:COMPARED_MAX], tuple(buckets)))
+
+    def count_page(self, sender: NodeId, roster: Roster, news: Sequence[News]) -> list[Effect]:
+        """Request more after the last page of a long answer, without a wait for the next ping."""
+        if sender not in self._fetching or len(news) < NEWS_MAX:
+            return []
+        hashes, pages = self._fetching[sender]
+        if pages + 1 == PAGES:
+            return self.answer_hashes(sender, roster, hashes)
+        self._fetching[sender] = hashes, pages + 1
+        return []
+
+    def answer(self, sender: NodeId, roster: Roster, asked: Compare, now_ns: int) -> list[Effect]:
         """Send the entries that `sender`'s numbers lack; request the ones missing here."""
-        effects = self.send([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
-        if roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns:
-            effects.append(self.compare(sender, roster, now_ns))
+        effects = self.send([sender], roster.newer_than(asked.known, asked.buckets)[: PAGES * NEWS_MAX])
+        if (
+            roster.lacks(asked.known, asked.buckets)
+            and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns
+        ):
+            self._compared[sender] = now_ns
+            effects.append(self._compare_in(sender, roster, asked.buckets))
         return effects
 
     def refuse(self, refusal: NewsRefusal, sender: NodeId, round: int) -> list[Effect]:

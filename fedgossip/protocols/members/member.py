@@ -38,6 +38,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import (
     ChunkRequest,
     Compare,
+    CompareBuckets,
     IndirectAck,
     Join,
     MembershipUpdate,
@@ -61,6 +62,7 @@ OURS = (
     IndirectAck,
     MembershipUpdate,
     Compare,
+    CompareBuckets,
     Join,
     ModelQuery,
     ModelInfo,
@@ -251,7 +253,7 @@ class Member:
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
         """Wait while a linked member has begun, else end: members that also wait have no model."""
         members = self.membership
-        begun = [node for node in members.list_peers() if node in members.linked and members.reached.get(node, -1) >= 0]
+        begun = [node for node, rounds in members.claims().items() if node in members.linked and rounds >= 0]
         if members.contact and begun:
             return [self._start_timer()]
         if members.contact:
@@ -275,7 +277,7 @@ class Member:
             return effects
         if not members.informed(now_ns):
             return effects
-        reached = max(members.network_round(), min(start.round, max(members.claims(), default=start.round)))
+        reached = max(members.network_round(), min(start.round, max(members.claims().values(), default=start.round)))
         there = members.roster.takes_part(members.node, reached) and not members.roster.is_gone(members.node)
         self.since = reached if there else boundary_after(reached)
         if self.since >= self.rounds:
@@ -309,7 +311,7 @@ class Member:
     def _claims(self) -> list[int]:
         members = self.membership
         partners = members.schedule().partners(members.node) if self._early else ()
-        claims = {node: members.reached[node] for node in members.list_peers() if node in members.reached}
+        claims = members.claims()
         for sender, model in self._early.items():
             if sender in partners:
                 claims[sender] = max(model.round, claims.get(sender, -1))

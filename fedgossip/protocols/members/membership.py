@@ -4,7 +4,7 @@
     a suspicion       is sent to all, also to the suspect, which refutes it by an entry with a higher incarnation
     not refuted       each member without a message from it sends a verdict to all; with enough of them it is gone as of
                       a round (see `roster`); it may still refute them, if it was only cut off
-    every ping        contains a digest of the roster; if two differ, the peers compare, and send newer entries
+    every ping        contains a digest of the roster; if two differ, the peers compare (`entries`) and send newer ones
 
 Differences from the paper: pings carry no updates but a digest.  The first silence triggers a ping of all members, so
 that a partition is seen as a whole.  A member that slept (its timers are late) drops its suspicions and pings again
@@ -52,8 +52,8 @@ from fedgossip.core.machine import (
     Started,
 )
 from fedgossip.core.messages import (
-    NEWS_MAX,
     Compare,
+    CompareBuckets,
     ConfirmDead,
     Entry,
     IndirectAck,
@@ -68,6 +68,7 @@ from fedgossip.core.messages import (
     Suspicion,
 )
 from fedgossip.protocols.gossip.failures import far_ahead, sent_away, superseded
+from fedgossip.protocols.members.entries import bucket_of
 from fedgossip.protocols.members.failure_detector import (
     Blames,
     Dissemination,
@@ -188,7 +189,11 @@ class Membership:
         match message:
             case Ping(number, round, digest):
                 pong = Send(sender, Pong(number, max(self.round, -1), self.roster.digest()))
-                return [pong, *self._warn(sender), *self._noted(sender, round, digest, now_ns)]
+                return [
+                    pong,
+                    *self._spread.warn(sender, self.roster, self.suspects),
+                    *self._noted(sender, round, digest, now_ns),
+                ]
             case Pong(number, round, digest):
                 return [*self._detector.answered(number, sender), *self._noted(sender, round, digest, now_ns)]
             case PingReq(number, node):
@@ -197,9 +202,11 @@ class Membership:
                 self._detector.vouched(number, node, now_ns)
                 return []
             case MembershipUpdate(news):
-                return self._take(news, sender, now_ns)
-            case Compare(known):
-                return self._compare(sender, known, now_ns)
+                return [*self._take(news, sender, now_ns), *self._spread.count_page(sender, self.roster, news)]
+            case Compare():
+                return self._compare(sender, message, now_ns)
+            case CompareBuckets(hashes):
+                return self._compare_buckets(sender, hashes, now_ns)
             case _:
                 return []
 
@@ -270,15 +277,12 @@ class Membership:
         for item in merged.new:
             effects += self._learned(item, before, now_ns)
         effects += self._report_changes(before, now_ns) if merged.new else []
-        fresh += filter(self._passed_on, merged.new)
+        standing = self.roster.standing  # an ineffective verdict is not forwarded at once
+        fresh += [one for one in merged.new if not isinstance(one, ConfirmDead) or one in standing(one.node)]
         effects += self._spread.pass_on(self.linked, sender, fresh)
         changed = self.roster.changes_graph(before, merged.new)
         rostered: list[Outcome] = [Rostered(self.schedule())] if changed else []
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
-
-    def _passed_on(self, item: News) -> bool:
-        """Return whether to forward an update at once; an ineffective verdict can wait."""
-        return not isinstance(item, ConfirmDead) or item in self.roster.standing(item.node)
 
     def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
         match item:
@@ -375,19 +379,31 @@ class Membership:
         self.reached[sender] = round
         return [] if digest == self.roster.digest() else [*self._spread.differs(sender, self.roster, now_ns)]
 
-    def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
+    def _compare(self, sender: NodeId, asked: Compare, now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
-        life, verdicts = next(((life, verdicts) for node, life, verdicts in known if node == self.node), (0, 0))
-        if not self.contact:
-            if (life not in (0, self.me.incarnation) or verdicts) and self._claimed_ns < 0:
-                self._claimed_ns = now_ns  # an earlier life of ours: its proof follows
-            elif self._claimed_ns < 0:
-                effects += self._begin_contact()
-        return [*effects, *self._spread.answer(sender, self.roster, known, now_ns)]
+        if not asked.buckets or bucket_of(self.node) in asked.buckets:
+            about = ((life, verdicts) for node, life, verdicts in asked.known if node == self.node)
+            life, verdicts = next(about, (0, 0))
+            effects += self._contact(life, verdicts, now_ns)
+        return [*effects, *self._spread.answer(sender, self.roster, asked, now_ns)]
+
+    def _compare_buckets(self, sender: NodeId, hashes: Sequence[int], now_ns: int) -> list[Outcome]:
+        equal = bucket_of(self.node) not in self.roster.unequal(hashes)  # also in its numbers of this member
+        answer = self._spread.answer_hashes(sender, self.roster, hashes)
+        return [*(self._contact(0, 0, now_ns) if equal else ()), *answer]
+
+    def _contact(self, life: int, verdicts: int, now_ns: int) -> list[Outcome]:
+        """Handle a member's first numbers about this one."""
+        if self.contact or self._claimed_ns >= 0:
+            return []
+        if life in (0, self.me.incarnation) and not verdicts:
+            return self._begin_contact()
+        self._claimed_ns = now_ns  # an earlier life of this member: its proof follows
+        return []
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         lost = self._partition.parted(now_ns, self._window_ns())
-        here = sorted([self.node, *self.list_peers()])
+        here = sorted({self.node, *self.roster.present()}) if lost else []
         return [self._report("partition", {"unreachable": lost, "here": here})] if lost else []
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -399,27 +415,21 @@ class Membership:
         self._partners = schedule.partners(self.node)
         return schedule
 
-    def list_peers(self) -> list[NodeId]:
-        """Return all other members that are neither gone nor leaving, ascending."""
-        return [node for node in self.roster.present() if node != self.node]
-
     def _other(self, node: NodeId) -> bool:
-        return node != self.node and node in self.roster.present_set
+        return node != self.node and self.roster.is_present(node)
 
-    def claims(self) -> list[int]:
-        """Return the other members' reported numbers of completed rounds, descending."""
-        present = self.roster.present_set
-        return sorted((n for node, n in self.reached.items() if node in present and node != self.node), reverse=True)
+    def claims(self) -> dict[NodeId, int]:
+        """Return the other members' reported numbers of completed rounds."""
+        return {node: rounds for node, rounds in self.reached.items() if self._other(node)}
 
     def network_round(self) -> int:
         """Return the second highest reported number of rounds, as one report may be false; -1: none has begun."""
-        claims = self.claims()
-        return claims[min(1, len(claims) - 1)] if claims else -1
+        return next(iter(sorted(self.claims().values())[-2:]), -1)
 
     def watched(self) -> set[NodeId]:
         """Return the members to ping: all contacts; those with a broken link through others."""
         if self._watching[0] is not self.roster:
-            self._watching = self.roster, set(self.contacts) & self.roster.present_set - {self.node}
+            self._watching = self.roster, set(filter(self._other, self.contacts))
         return self._watching[1]
 
     def word(self) -> tuple[int, str]:
@@ -429,15 +439,15 @@ class Membership:
     def helpers(self, silent: NodeId) -> list[NodeId]:
         """Return the members that can ping a silent one in this member's place, ascending."""
         away = {silent, self.node, *self.suspects}
-        return sorted(node for node in self.linked & self.roster.present_set if node not in away)
+        return sorted(node for node in self.linked - away if self.roster.is_present(node))
 
     def _not_begun(self, node: NodeId) -> bool:
         """Return whether `node` was never seen before the start: people start peers minutes apart."""
-        begun = self.round > 0 or self.network_round() > 0
-        return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
+        seen = self.roster.entries[node].incarnation or node in self.linked
+        return not (seen or self.round > 0 or self.network_round() > 0)
 
     def _window_ns(self) -> int:
-        return self.settings.suspicion_of(len(self.roster.present()))
+        return self.settings.suspicion_of(self.roster.count_present())
 
     def _report(self, name: str, value: object) -> Report:
         return Report(name, value, max(self.round, 0))
@@ -445,13 +455,10 @@ class Membership:
     # --- pings and suspects -------------------------------------------------------------------------------------------
 
     def informed(self, now_ns: int) -> bool:
-        """Return whether the network's round is known (by two reports just after a connection), and all suspects are
-        checked.
-        """
+        """Return whether the network's round is known (at first by two), and all suspects are checked."""
         just_now = now_ns - 2 * self.settings.period_ns
-        unreported = [
-            node for node in self.list_peers() if node not in self.reached and self._came.get(node, 0) > just_now
-        ]
+        came = [node for node, at_ns in self._came.items() if at_ns > just_now]
+        unreported = [node for node in came if node not in self.reached and self._other(node)]
         return (len(self.claims()) >= 2 or not unreported) and self.suspects.keys() <= self._detector.heard.keys()
 
     def _tick(self, now_ns: int) -> list[Outcome]:
@@ -481,7 +488,7 @@ class Membership:
             return []
         self._swept_ns = now_ns
         return [
-            effect for node in self.list_peers() if node in self.linked for effect in self._detector.ask(node, now_ns)
+            effect for node in filter(self._other, sorted(self.linked)) for effect in self._detector.ask(node, now_ns)
         ]
 
     def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
@@ -503,13 +510,6 @@ class Membership:
         if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
             return False
         return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
-
-    def _warn(self, node: NodeId) -> list[Outcome]:
-        """Send `node` the suspicion and verdicts on it, so that it can refute them."""
-        news: list[News] = [*self.roster.standing(node)]
-        if node in self.suspects and self.suspects[node][0] not in news:
-            news.append(self.suspects[node][0])
-        return [*self._spread.send([node], news[:NEWS_MAX])]
 
     # --- our own entry ------------------------------------------------------------------------------------------------
 
@@ -539,7 +539,7 @@ class Membership:
         announcement = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
         assert isinstance(announcement, Entry)
         before = self.roster
-        self.roster = replace(before, entries={**before.entries, self.node: announcement})
+        self.roster = replace(before, entries=before.entries.with_entry(announcement))
         self.me, self.announced = announcement, True
         rostered: list[Outcome] = (
             [Rostered(self.schedule())] if self.roster.changes_graph(before, [announcement]) else []
@@ -573,7 +573,7 @@ class Membership:
         """Handle an entry of this member: of this incarnation, an earlier one, or another process with its key."""
         if entry == self.me or entry.incarnation < self.me.incarnation:
             return []
-        if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
+        if merge(Roster(), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
             if self.me.since < 0:  # an earlier life with a clock ahead of ours
                 self.me = replace(self.me, incarnation=entry.incarnation + 1)
                 self.returning = self.contact = True

@@ -83,7 +83,7 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
             case Revocation():
                 roster = _without(roster, item)
             case Entry() if item != roster.entries.get(item.node):
-                roster = replace(roster, entries={**roster.entries, item.node: item})
+                roster = replace(roster, entries=roster.entries.with_entry(item))
             case ConfirmDead():
                 before = roster.verdicts.get(item.node, ())
                 verdicts_ = with_verdict(before, item)
@@ -136,7 +136,7 @@ def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
         return "range"
     if known and (entry.key, entry.verify) != (known.key, known.verify):
         return "identity"
-    if not known and any(entry.key == other.key for other in roster.entries.values()):
+    if not known and roster.entries.has_key(entry.key):
         return "identity"
     if not trust.verify(entry.verify, content(entry), entry.signature):
         return "signature"

@@ -29,6 +29,8 @@ others then do not wait for it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,7 +38,8 @@ from typing import Protocol
 
 from fedgossip.base import seeds
 from fedgossip.core.machine import NodeId
-from fedgossip.core.messages import ConfirmDead, Entry, News, Revocation
+from fedgossip.core.messages import BUCKETS, ConfirmDead, Entry, News, Revocation
+from fedgossip.protocols.members.entries import Entries, Known, bucket_hash, bucket_of
 
 BLOCK_ROUNDS = 4
 """Number of rounds between changes of the roster: they take effect in multiples of it, so that several coincide."""
@@ -118,24 +121,25 @@ def silent(refuted_rounds: Iterable[int], round: int) -> bool:
 def excluded(
     standing: Mapping[NodeId, Verdicts],
     mute: Mapping[NodeId, frozenset[NodeId]],
-    there: frozenset[NodeId],
+    members: int,
+    there: Callable[[NodeId], bool],
     own: NodeId,
 ) -> frozenset[NodeId]:
-    """Return the excluded members.  `standing`: the valid verdicts; `there`: the participants; `own`: the viewing peer.
+    """Return the excluded members.  `standing`: the valid verdicts; `own`: the viewing peer.
 
-    `mute`: by member, the judges whose verdicts do not count and who can give no other.
+    `members`: the number of participants, of which `there` returns whether a node is one.  `mute`: by member, the
+    judges whose verdicts do not count and who can give no other.
     """
     judged = {node for node, verdicts in standing.items() if any(one.by == own for one in verdicts)}
     judges = {node: {one.by for one in verdicts} - judged for node, verdicts in standing.items()}
     found: set[NodeId] = set()
+
+    def enough(node: NodeId) -> int:
+        unable = judged | found | {node} | mute.get(node, frozenset())
+        return min(quorum(members + (not there(node))), members - sum(map(there, unable)))
+
     while True:
-        able = there - judged - found
-        more = {
-            node
-            for node in judges.keys() - found
-            if len(judges[node])
-            >= max(1, min(quorum(len(there | {node})), len(able - {node} - mute.get(node, frozenset()))))
-        }
+        more = {node for node in judges.keys() - found if len(judges[node]) >= max(1, enough(node))}
         if not more:
             return frozenset(found)
         found |= more
@@ -145,7 +149,7 @@ def excluded(
 class Roster:
     """All members ever known, as seen by `own`.  Immutable; `membership_updates.merge` makes new ones."""
 
-    entries: Mapping[NodeId, Entry] = field(default_factory=dict)
+    entries: Entries = field(default_factory=Entries)
     verdicts: Mapping[NodeId, Verdicts] = field(default_factory=dict)
     """The verdicts on each member, including refuted ones."""
     revoked: Mapping[NodeId, Revocation] = field(default_factory=dict)
@@ -154,7 +158,7 @@ class Roster:
     @classmethod
     def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
         """Return the first roster, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never sent."""
-        return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
+        return cls(Entries(Entry(i, 0, *where, since=0) for i, where in endpoints.items()), own=own)
 
     # --- participants -------------------------------------------------------------------------------------------------
 
@@ -164,10 +168,14 @@ class Roster:
 
     def is_gone(self, node: NodeId) -> bool:
         """Return whether enough verdicts make `node` gone, without a refutation."""
-        return node in self.excluded()
+        return node in self._gone
 
     def excluded(self) -> frozenset[NodeId]:
         """Return the members with enough verdicts, without a refutation."""
+        return self._gone
+
+    @cached_property
+    def _gone(self) -> frozenset[NodeId]:
         return self.out(LAST_ROUND)
 
     def end(self, node: NodeId) -> int:
@@ -187,17 +195,18 @@ class Roster:
 
     def present(self) -> tuple[NodeId, ...]:
         """Return the members that are neither gone nor leaving nor revoked, ascending."""
-        return self._present
+        return tuple(filter(self.is_present, sorted(self.entries)))
 
-    @cached_property
-    def _present(self) -> tuple[NodeId, ...]:  # asked for with every message
-        gone = self.excluded() | self.revoked.keys()
-        return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and i not in gone)
+    def is_present(self, node: NodeId) -> bool:
+        """Return whether `node` is neither gone nor leaving nor revoked, nor unknown."""
+        entry = self.entries.get(node)
+        return entry is not None and entry.until < 0 and node not in self.revoked and node not in self._gone
 
-    @cached_property
-    def present_set(self) -> frozenset[NodeId]:
-        """The same members as a set, for lookups."""
-        return frozenset(self._present)
+    def count_present(self) -> int:
+        """Return the number of members that are neither gone nor leaving nor revoked."""
+        away = {node for node in self.excluded() | self.revoked.keys() if node in self.entries}
+        stay = sum(count for (_, until), count in self._spans.items() if until < 0)
+        return stay - sum(self.entries[node].until < 0 for node in away)
 
     def changes(self) -> tuple[int, ...]:
         """Return the rounds when a member joins or leaves, ascending."""
@@ -209,14 +218,14 @@ class Roster:
         return spans or bool(news and before.lost() != self.lost())
 
     def _span(self, node: NodeId) -> tuple[int, int] | None:
-        entry = self.entries.get(node)
-        return (entry.since, entry.until) if entry and node not in self.revoked else None
+        return self._span_of(node) if node in self.entries and node not in self.revoked else None
+
+    def _span_of(self, node: NodeId) -> tuple[int, int]:
+        return self.entries[node].since, self.entries[node].until
 
     def _is_member(self, node: NodeId, round: int) -> bool:
-        entry = self.entries.get(node)
-        if entry is None or node in self.revoked:
-            return False
-        return 0 <= entry.since <= round and (entry.until < 0 or round < entry.until)
+        span = self._span(node)
+        return span is not None and _covers(span, round)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -230,15 +239,19 @@ class Roster:
         return self._outs[turn]
 
     def _out(self, round: int) -> frozenset[NodeId]:
-        left = {node for node, entry in self.entries.items() if 0 <= entry.until <= round}
+        def left(node: NodeId) -> bool:
+            return node in self.entries and 0 <= self.entries[node].until <= round
+
         standing = {
-            node: tuple(one for one in judges if one.until <= round and one.by not in left)
+            node: tuple(one for one in judges if one.until <= round and not left(one.by))
             for node, judges in self._standing.items()
         }
-        there = {node for node in self.entries if self._is_member(node, round)}
-        if self.own in self.entries and self.own not in left:  # a joiner will be asked for its verdict too
-            there.add(self.own)
-        return excluded(standing, self._mute, frozenset(there), self.own)
+        # a joiner will be asked for its verdict too
+        asked = self.own if self.own in self.entries and not left(self.own) else NOBODY
+        members = sum(count for span, count in self._spans.items() if _covers(span, round))
+        members -= sum(node in self.entries and _covers(self._span_of(node), round) for node in self.revoked)
+        members += asked != NOBODY and not self._is_member(asked, round)
+        return excluded(standing, self._mute, members, lambda i: i == asked or self._is_member(i, round), self.own)
 
     def voice(self, judge: NodeId, round: int) -> bool:
         """Return whether verdicts of `judge` count in or about `round`."""
@@ -274,11 +287,15 @@ class Roster:
     @cached_property
     def _refuted(self) -> dict[NodeId, tuple[int, ...]]:
         lives = {node: self.entries[node].incarnation for node in self.verdicts}
-        return refuted(self.verdicts, lives, sum(entry.since >= 0 for entry in self.entries.values()))
+        return refuted(self.verdicts, lives, sum(count for (since, _), count in self._spans.items() if since >= 0))
 
     @cached_property
+    def _spans(self) -> Counter[tuple[int, int]]:
+        return self.entries.spans
+
+    @property
     def _bounds(self) -> set[int]:
-        return {bound for entry in self.entries.values() for bound in (entry.since, entry.until)}
+        return {bound for span in self._spans for bound in span}
 
     @cached_property
     def _turns(self) -> tuple[int, ...]:
@@ -296,18 +313,37 @@ class Roster:
 
     # --- comparison with others ---------------------------------------------------------------------------------------
 
-    def summarise(self) -> tuple[tuple[NodeId, int, int], ...]:
-        """Return (node, incarnation, hash of the verdicts on it) of all, ascending: the content of `Compare`.
+    def summarise(self, buckets: Iterable[int] = ()) -> Known:
+        """Return (node, incarnation, hash of the verdicts on it), ascending, of all or of the members in `buckets`.
 
         The hash is 0 without verdicts; of a revoked member it is REVOKED, and the incarnation 0.
         """
-        return self._known
+        return tuple(sorted(one for k in buckets or range(BUCKETS) for one in self._summarise_bucket(k)))
+
+    def _summarise_bucket(self, bucket: int) -> Known:
+        plain = self.entries.buckets[bucket].known
+        if bucket not in self._judged_buckets:
+            return plain
+        found = {node: (node, life, _hashed(self.verdicts.get(node, ()))) for node, life, _ in plain}
+        found |= {node: (node, 0, REVOKED) for node in self.revoked if bucket_of(node) == bucket}
+        return tuple(found[node] for node in sorted(found))
 
     @cached_property
-    def _known(self) -> tuple[tuple[NodeId, int, int], ...]:
-        there = {i: (i, entry.incarnation, _hashed(self.verdicts.get(i, ()))) for i, entry in self.entries.items()}
-        there |= {i: (i, 0, REVOKED) for i in self.revoked}
-        return tuple(there[i] for i in sorted(there))
+    def _judged_buckets(self) -> frozenset[int]:
+        return frozenset(map(bucket_of, self.verdicts.keys() | self.revoked.keys()))
+
+    @cached_property
+    def hashes(self) -> tuple[int, ...]:
+        """A hash of each bucket of members."""
+        judged = self._judged_buckets
+        return tuple(
+            bucket_hash(self._summarise_bucket(k)) if k in judged else one.hash
+            for k, one in enumerate(self.entries.buckets)
+        )
+
+    def unequal(self, hashes: Sequence[int]) -> list[int]:
+        """Return the buckets, of which another roster with these `hashes` has other members or numbers."""
+        return [k for k, (own, their) in enumerate(zip(self.hashes, hashes, strict=True)) if own != their]
 
     def digest(self) -> str:
         """Return a short hash of the roster; equal rosters have equal ones."""
@@ -315,13 +351,13 @@ class Roster:
 
     @cached_property
     def _digest(self) -> str:
-        return f"{seeds.integer(0, 'roster', *(number for known in self.summarise() for number in known)):016x}"
+        return f"{seeds.integer(0, 'roster', *self.hashes):016x}"
 
-    def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:
-        """Return the updates that a member with the numbers `known` lacks."""
+    def newer_than(self, known: Iterable[tuple[NodeId, int, int]], buckets: Sequence[int] = ()) -> list[News]:
+        """Return the updates that a member with the numbers `known`, of all or of `buckets`, lacks."""
         theirs = {node: (incarnation, their_hash) for node, incarnation, their_hash in known}
         news: list[News] = []
-        for node, incarnation, own_hash in self.summarise():
+        for node, incarnation, own_hash in self.summarise(buckets):
             have, their_hash = theirs.get(node, (-1, 0))
             if own_hash == their_hash == REVOKED or (their_hash == REVOKED and own_hash != REVOKED):
                 continue
@@ -334,14 +370,22 @@ class Roster:
                 news += self.verdicts.get(node, ())
         return news
 
-    def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
-        """Return whether a member with the numbers `known` may have updates that are missing here."""
-        ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.summarise()}
+    def lacks(self, known: Iterable[tuple[NodeId, int, int]], buckets: Sequence[int] = ()) -> bool:
+        """Return whether a member with the numbers `known`, of all or of `buckets`, may have updates that are missing
+        here.
+        """
+        ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.summarise(buckets)}
         here = ((life, their_hash, *ours.get(node, (0, 0))) for node, life, their_hash in known)
         return any(
             own_hash != REVOKED and (life > own or their_hash not in (0, own_hash))
             for life, their_hash, own, own_hash in here
         )
+
+
+def _covers(span: tuple[int, int], round: int) -> bool:
+    """Return whether a member with this first round and end takes part in `round`."""
+    since, until = span
+    return 0 <= since <= round and (until < 0 or round < until)
 
 
 def _hashed(verdicts: Verdicts) -> int:
@@ -376,14 +420,19 @@ class _Named:
     weights: PlaceWeights
 
     def row(self, node: NodeId) -> dict[NodeId, float]:
-        if node not in self.ids:  # not a participant: it keeps its model
+        if (place := _place(self.ids, node)) < 0:  # not a participant: it keeps its model
             return {node: 1.0}
-        return {self.ids[j]: weight for j, weight in self.weights.row(self.ids.index(node)).items()}
+        return {self.ids[j]: weight for j, weight in self.weights.row(place).items()}
 
     def targets(self, node: NodeId) -> tuple[NodeId, ...]:
-        if node not in self.ids:
-            return ()
-        return tuple(self.ids[j] for j in self.weights.targets(self.ids.index(node)))
+        place = _place(self.ids, node)
+        return tuple(self.ids[j] for j in self.weights.targets(place)) if place >= 0 else ()
+
+
+def _place(ids: Sequence[NodeId], node: NodeId) -> int:
+    """Return the index of `node` in the ascending `ids`, or -1."""
+    place = bisect_left(ids, node)
+    return place if place < len(ids) and ids[place] == node else -1
 
 
 class RosterSchedule:
@@ -434,8 +483,8 @@ class RosterSchedule:
         found = set(self.earlier.get(node, ()))
         for change in (0, *self._changes):
             ids = self.participants(change)
-            if node in ids:
-                found.update(ids[j] for j in self._places(ids).partners(ids.index(node)))
+            if (place := _place(ids, node)) >= 0:
+                found.update(ids[j] for j in self._places(ids).partners(place))
         return tuple(sorted(found))
 
     def _places(self, ids: tuple[NodeId, ...]) -> Places:
@@ -452,9 +501,9 @@ def contacts_of(roster: Roster, node: NodeId, most: int, schedule: Callable[[], 
     All, up to `most` members; above, those at distances of powers of two, and the partners in the `schedule`.
     """
     ids = sorted(roster.entries.keys() - roster.revoked.keys())
-    if len(ids) <= most or node not in ids:
+    own = _place(ids, node)
+    if len(ids) <= most or own < 0:
         return [other for other in ids if other != node]
-    own = ids.index(node)
     steps = [1 << k for k in range((len(ids) - 1).bit_length())]
     found = {ids[(own + sign * step) % len(ids)] for step in steps for sign in (1, -1)}
     return sorted((found | set(schedule().partners(node))) - {node})

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from members import entry_of, founders, graphs, signer, trust
 
 from fedgossip.base import seeds
-from fedgossip.core.machine import NodeId, Send, SetTimer
-from fedgossip.core.messages import Entry, MembershipUpdate, Suspicion
+from fedgossip.core.machine import NodeId, PeerJoined, Received, Send, SetTimer
+from fedgossip.core.messages import BUCKETS, NEWS_MAX, Compare, CompareBuckets, Entry, MembershipUpdate, Suspicion
+from fedgossip.protocols.members.entries import Entries
 from fedgossip.protocols.members.failure_detector import (
     BLAMES_KEPT,
     REFUSALS_REPORTED,
+    ROWS,
     Blames,
     Dissemination,
     FailureDetector,
     MemberSettings,
     PartitionWatch,
 )
-from fedgossip.protocols.members.membership_updates import NewsRefusal
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.membership_updates import NewsRefusal, merge, signed
+from fedgossip.protocols.members.roster import Roster
 
 SETTINGS = MemberSettings()
 
@@ -158,3 +164,42 @@ def test_each_kind_of_refused_news_is_told_once_and_all_are_counted(what: list[t
     for number in range(2 * REFUSALS_REPORTED):
         spread.refuse(NewsRefusal("range", Suspicion(100 + number, 1, 2)), 5, 0)
     assert len(spread.refusals) <= REFUSALS_REPORTED
+
+
+def large_rosters(n: int) -> tuple[Roster, Membership]:
+    """The roster of n announced members, and the last member, which has only the founders' addresses."""
+    entries = [signed(entry_of(node, 1), signer(f"sign{node}")) for node in range(n)]
+    announced = Roster(Entries(one for one in entries if isinstance(one, Entry)))
+    own = Roster.founding(founders(n), n - 1)
+    joiner = Membership(entry_of(n - 1, 1), own, trust(n), signer(f"sign{n - 1}"), graphs, SETTINGS, 0, 100)
+    return announced, joiner
+
+
+def test_a_joiner_of_a_large_network_fetches_all_entries_from_one_member() -> None:
+    n = 3 * BUCKETS
+    announced, joiner = large_rosters(n)
+    old = Membership(entry_of(0, 1), replace(announced, own=0), trust(n), signer("sign0"), graphs, SETTINGS, 0, 100)
+    old.announced = old.contact = True
+    both, sent = {0: old, n - 1: joiner}, list[Any]()
+    under_way = [(0, one) for one in old.handle(PeerJoined(n - 1), 1)]
+    under_way += [(n - 1, one) for one in joiner.handle(PeerJoined(0), 1)]
+    while under_way:
+        sender, effect = under_way.pop(0)
+        if isinstance(effect, Send) and effect.to in both:
+            sent.append(effect.message)
+            under_way += [(effect.to, one) for one in both[effect.to].handle(Received(sender, effect.message), 2)]
+    assert joiner.contact and joiner.roster.digest() == old.roster.digest()
+    assert isinstance(sent[0], CompareBuckets) and len(sent) < n / NEWS_MAX + 20
+    assert max(len(one.known) for one in sent if isinstance(one, Compare)) <= ROWS
+
+
+def test_two_large_rosters_that_differ_in_one_member_compare_its_bucket_alone() -> None:
+    announced, joiner = large_rosters(3 * BUCKETS)
+    newer = merge(announced, [signed(entry_of(7, 2), signer("sign7"))], joiner.trust).roster
+    assert newer.unequal(announced.hashes) == [7] and newer.digest() != announced.digest()
+    assert [one.buckets[k] is announced.entries.buckets[k] for one in [newer.entries] for k in (6, 7, 8)] == [1, 0, 1]
+    spread = Dissemination(0, SETTINGS, seeds.stream(1, "spread"))
+    (asked,) = spread.answer_hashes(1, announced, newer.hashes)
+    assert isinstance(asked, Send) and isinstance(asked.message, Compare)
+    assert asked.message.buckets == (7,) and [node % BUCKETS for node, _, _ in asked.message.known] == [7, 7, 7]
+    assert newer.newer_than(asked.message.known, asked.message.buckets) == [newer.entries[7]]
