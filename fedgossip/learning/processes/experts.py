@@ -75,8 +75,8 @@ def divide_experts(module: Transformer, mesh: DeviceMesh) -> None:
 
     def bring_together(_module: Any, _given: Any, found: Tensor | TrainingOutputs) -> Tensor | TrainingOutputs:
         if isinstance(found, TrainingOutputs):
-            return found._replace(last=_Together.apply(found.last, group))  # type: ignore[no-untyped-call]
-        whole: Tensor = _Together.apply(found, group)  # type: ignore[no-untyped-call]
+            return found._replace(last=_AllTexts.apply(found.last, group))  # type: ignore[no-untyped-call]
+        whole: Tensor = _AllTexts.apply(found, group)  # type: ignore[no-untyped-call]
         return whole
 
     module.register_forward_pre_hook(take)
@@ -99,7 +99,7 @@ def _pass_experts(experts: Experts, group: ExpertGroup, h: Tensor) -> Tensor:
     whole, most = int(counts.sum()) // experts.top, int(counts.sum())  # in an evaluation all are admitted
     if experts.training:
         most = math.ceil(experts.capacity * whole * experts.top / n)
-        chance: Tensor = _Total.apply(p.sum(0), group)  # type: ignore[no-untyped-call]
+        chance: Tensor = _SumOfParts.apply(p.sum(0), group)  # type: ignore[no-untyped-call]
         experts.uneven = n * (counts.sum(0) / (whole * experts.top) * (chance / whole)).sum() - 1
     earlier = counts.cumsum(0) - counts  # of the processes before each
     before = taken.view(-1, n).cumsum(0).view_as(taken) + earlier[group.rank]
@@ -140,7 +140,7 @@ def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group:
     return found
 
 
-class _Total(torch.autograd.Function):
+class _SumOfParts(torch.autograd.Function):
     """A sum over the processes, all of which compute the same loss with it: each keeps the gradient of its own part."""
 
     @staticmethod
@@ -154,7 +154,7 @@ class _Total(torch.autograd.Function):
         return gradient, None
 
 
-class _Together(torch.autograd.Function):
+class _AllTexts(torch.autograd.Function):
     """[part, ...] of each process -> [whole, ...] in all; backward, each takes the gradient of its own texts."""
 
     @staticmethod
