@@ -40,7 +40,7 @@ class OutputFile(click.Path):
 
     def _may_replace(self, place: Path) -> bool:
         ending = place.suffix.lower()
-        if ending not in self.endings or ending not in _TEXTS:
+        if ending not in self.endings or ending not in _TEXTS or place.is_symlink():  # a link is replaced, not its file
             return ending in self.endings
         try:
             with outside_files.open_file(place) as file:
