@@ -100,6 +100,13 @@ def test_rounds_over_racks_are_predicted_by_their_steps(name: str, most: float) 
     assert beside is None or abs(measured / (QUICK + beside) - 1) < most
 
 
+def test_a_ring_behind_a_slow_link_between_racks_takes_longer_than_its_steps() -> None:
+    """The page on paradigms has the 9 %."""
+    racks: dict[str, Any] = {"size": 4, "bandwidth": B / 10, "latency": 0.03}
+    paradigm, setting, measured = round_of("ring", 8, QUICK, down=True, unlike={"racks": racks})
+    assert measured / paradigm.cost(setting).seconds - 1 == pytest.approx(0.09, abs=0.005)
+
+
 def test_a_rate_over_equal_links_predicts_nothing_over_racks() -> None:
     assert not any(
         paradigm_of(name).by_steps for name in ("parameter-server:async", "parameter-server:3", "gossip:async")
