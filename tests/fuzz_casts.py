@@ -227,8 +227,8 @@ def watched(cast: Cast) -> Iterator[None]:
         return summed(self, found)
 
     def watched_add(self: MeanOf, node: NodeId, *rest: Any) -> None:
-        watch.added.append((self, node))
         add(self, node, *rest)
+        watch.added.append((self, node))  # what it refuses is not added
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client.Shared, "mask", watched_mask)

@@ -119,6 +119,8 @@ class Words:
         if kind is bytes:
             most = min((meta.max_length for meta in metas if meta.max_length is not None), default=100)
             return self.draw.bytes(int(self.draw.integers(least, max(least, min(most, 100)) + 1)))
+        if typing.get_origin(kind) is tuple and least:
+            return tuple(self.example(typing.get_args(kind)[0]) for _ in range(least))
         for pattern in (meta.pattern for meta in metas if meta.pattern):
             words = [word for word in re.findall(r"\w+", pattern) if re.search(pattern, word)]
             if words:  # one of those that it lists

@@ -190,6 +190,15 @@ def test_what_cannot_be_summed_leaves_the_sum_as_it_was(bad: float, before: int)
     assert np.array_equal(one.mean(np.dtype(np.float64)), untouched.mean(np.dtype(np.float64)))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_first_term_that_is_refused_leaves_no_memory(bad: float) -> None:
+    """An image of the participant would else have whatever that memory held before."""
+    total = ExactSum()
+    with pytest.raises(NotSummableError):
+        total.add(3.0, vector(1, 2, bad))
+    assert vars(total)["_fine"].size == 0
+
+
 def test_all_vectors_of_a_contribution_are_added_or_none() -> None:
     total, again = (make("scaffold", clients=2).aggregation.accumulator(2, 3, np.dtype(np.float64)) for _ in range(2))
     good = vector(1, 2, 3), vector(4, 5, 6)

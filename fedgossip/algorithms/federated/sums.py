@@ -105,7 +105,9 @@ class ExactSum:
             block = vector[start : start + BLOCK]
             peak = weight * _peak(block)  # it is in the cache from here on
             if not self._reach + peak < REACH:
-                if not first:
+                if first:
+                    self._fine = np.empty(0, np.int64)
+                else:
                     self._take_back(weight, vector[:start], room)
                 raise NotSummableError
             most = max(most, self._reach + peak)
