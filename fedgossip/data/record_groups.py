@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shorten
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
-from fedgossip.data.columns.table_schema import check_read, find_columns, refused
+from fedgossip.data.columns.subset import Subset
+from fedgossip.data.columns.table_schema import check_read, find_columns, refused, selection
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
@@ -82,13 +84,35 @@ BLOCK = 1 << 20
 
 def table_digest(table: CsvColumns) -> str:
     """Return 32 hex digits of a hash of a table's records, in any order of rows and columns, numbers by value."""
-    order = sorted(range(len(table.header)), key=lambda place: table.header[place])
-    total = hashlib.sha256(repr([table.header[place] for place in order]).encode())
-    cells = [[_same(cell) for cell in table.words(place)] for place in order]
-    rows = sorted(hashlib.sha256("\0".join(row).encode()).digest() for row in zip(*cells, strict=True))
-    for row in rows:
+    total = hashlib.sha256(repr(sorted(table.header)).encode())
+    for row in sorted(_row_digests(table)):
         total.update(row)
     return total.hexdigest()[:32]
+
+
+def _row_digests(table: CsvColumns) -> Sequence[bytes]:
+    order = sorted(range(len(table.header)), key=lambda place: table.header[place])
+    cells = [[_same(cell) for cell in table.words(place)] for place in order]
+    return [hashlib.sha256("\0".join(row).encode()).digest() for row in zip(*cells, strict=True)]
+
+
+def selected_rows(file: TableFile, where: Subset) -> str:
+    """Return which records of a table are of a subset, as "COUNT:BITS" with hex digits: a bit for each record, in an
+    order that the records determine.  Raises ConfigError as `selection`.
+    """
+    table = CsvColumns(file)
+    rows, digests = selection(table, where).tolist(), _row_digests(table)
+    bits = "".join("01"[rows[row]] for row in sorted(range(len(rows)), key=digests.__getitem__))
+    return f"{len(bits)}:{int(bits, 2):x}"
+
+
+def fewest_alike(selected: Collection[str]) -> int:
+    """Return the fewest records that all these subsets of one table select alike.
+
+    Any combination of sums over the subsets and over all records is one over whole such classes.
+    """
+    parts = [one.partition(":") for one in selected]
+    return min(Counter(zip(*(f"{int(bits, 16):0{count}b}" for count, _, bits in parts), strict=True)).values())
 
 
 def _same(cell: str) -> str:

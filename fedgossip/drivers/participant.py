@@ -37,6 +37,7 @@ from fedgossip.plans.federated.ledger import TRAINING, SpentLedger, counted, dat
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.plans.plan import Plan
+from fedgossip.plans.tasks import released_rows
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.runs.journal import Journal
@@ -180,7 +181,8 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
         before = [*before, *plan.agreed_before(node)]
     exact = ledger.exact_before(recorder.first) if ledger else {}
     if ledger and not spends:
-        ledger.note_exact(TRAINING if plan.experiment.learns else plan.experiment.task.kind, recorder.first)
+        what, rows = TRAINING if plan.experiment.learns else plan.experiment.task.kind, _rows(plan, node, given)
+        ledger.note_exact(what, recorder.first, rows, plan.experiment.data.suppress)
     if journal:
         journal.note(len(recorder.past), "")
         recorder.repeat(journal.logged)
@@ -215,6 +217,11 @@ def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     records = source_digest(source.replace(PLACE, str(node))) if discloses and _has_own_data(source, given) else ""
     path, unit = given.spent or given.folder / run_format.SPENT, budget.unit if budget else "none"
     return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)))
+
+
+def _rows(plan: Plan, node: NodeId, given: Given) -> str:
+    """Return which of its records a participant releases, for its ledger; "" for all."""
+    return released_rows(plan.experiment, (given.data or plan.experiment.data.source).replace(PLACE, str(node)))
 
 
 def _has_own_data(source: str, given: Given) -> bool:

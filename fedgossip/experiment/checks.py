@@ -596,6 +596,9 @@ def _check_agreed(e: Experiment, where: str) -> None:
     if data.missing == DROP and data.groups:
         text = f'{where}: data.groups with data.missing = "{DROP}", which leaves records out'
         raise ConfigError(text, 'Set data.missing = "mean" or "indicator", or leave data.groups out.')
+    if data.where and data.groups:
+        text = f"{where}: data.groups with data.where, which leaves records out"
+        raise ConfigError(text, "Leave one of them out.")
     for source in (data.source, str(data.test)):
         try:
             options_of(source)

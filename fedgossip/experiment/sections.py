@@ -201,14 +201,14 @@ SHARE = 0.9
 
 RANK, NAMED = "rank", "named"
 
-OF_STATISTICS = ("scale", "agreed", "missing", "categories", "columns", "suppress")
+OF_STATISTICS = ("scale", "agreed", "missing", "where", "categories", "columns", "suppress")
 """Keys for statistics that sites agree on."""
 
 OF_JUDGING = ("groups", "site_scores")
 """Keys for the joint evaluation of a model by sites."""
 
 
-LATER_KEYS = ("validation", "buckets", "levels", "file", "common")
+LATER_KEYS = ("validation", "buckets", "levels", "file", "common", "where")
 """Keys that runs of earlier releases do not have."""
 
 
@@ -261,6 +261,10 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     `suppress` records at three sites or more have one.  drop: rows with an empty cell or label are left out and
     counted.
     """
+    where: str = ""
+    """With scale = "federated", condition on the records of every site, "age >= 18 and ward != north": the other
+    records take part in no step (docs/sites/tables.md).  Empty: all records.
+    """
     categories: Annotated[str, OneOf((REFUSE, AGREED))] = REFUSE
     """With scale = "federated", columns of words: refuse, or agreed, one feature per category of the common test file
     or of data.columns.
@@ -310,7 +314,7 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def unset(self) -> Sequence[str]:
         """Keys omitted from a run's hash, so that runs of earlier releases have the same."""
-        return (*self._usual(LATER_KEYS), *self.without_statistics, *self._usual(OF_JUDGING))
+        return list(dict.fromkeys([*self._usual(LATER_KEYS), *self.without_statistics, *self._usual(OF_JUDGING)]))
 
     def _usual(self, keys: Sequence[str]) -> Sequence[str]:
         usual = DataSection()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from fedgossip.algorithms.federated.base import ClientRule
@@ -27,6 +28,7 @@ from fedgossip.data.objectives import (
     EVALUATION,
     GLM,
     LANGUAGE,
+    REGRESSION,
     SPARSE,
     STATISTICS,
     SURVIVAL,
@@ -34,6 +36,7 @@ from fedgossip.data.objectives import (
     TREES,
 )
 from fedgossip.data.partitions import PLACE, DrawExamples, count_held_out
+from fedgossip.data.record_groups import selected_rows
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.run_sections import SERVED
@@ -306,10 +309,20 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> S
 
 def schema_of_experiment(e: Experiment) -> TableSchema:
     """Return the columns required at all sites, by the common test file and [data.columns].  Raises ConfigError."""
+    return _schema(e, e.objective.data_kind)
+
+
+def _schema(e: Experiment, kind: str) -> TableSchema:
     d, query = e.data, options_of(e.data.source)[0].query
     return schema_of(
-        str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories, query=query
+        str(d.test), d.columns, kind, missing=d.missing, categories=d.categories, query=query, where=d.where
     )
+
+
+def released_rows(e: Experiment, source: str) -> str:
+    """Return which records of a site's own table an experiment releases, for its ledger; "" for all."""
+    where = _schema(e, REGRESSION).where if e.data.where else msgspec.UNSET  # of any task, also of sums
+    return selected_rows(options_of(source)[0], where) if where else ""
 
 
 def site_file(e: Experiment, node: NodeId) -> TableFile:

@@ -494,7 +494,7 @@ def test_training_wants_the_statistics_of_its_own_columns(tmp_path: Path) -> Non
         simulate(tmp_path / "federated.toml")
     assert "fedgossip data agree" in told.value.advice
     agreed_on(tmp_path)
-    with pytest.raises(ConfigError, match="agreed on for other columns, categories or bounds"):
+    with pytest.raises(ConfigError, match="agreed on for other columns, categories, bounds or records"):
         simulate(tmp_path / "federated.toml", overrides=["data.columns.height.high=230"])
     (tmp_path / "agreed.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"agreed.json: cannot be read"):

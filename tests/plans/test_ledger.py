@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tomli_w
 from accounts import next_rate
+from fit_sites import SITES, own_tables, patients
 from test_coordinator_commands import CLIENTS, Site
 from test_private_federation import hiding, learning
 
@@ -36,6 +37,7 @@ from fedgossip.plans.federated.ledger import SpentLedger, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.budget import Budget, Spend
+from fedgossip.sites.plans.statistics import statistics_plan
 
 SPEND = Spend("record", noise=1.0, delta=1e-5, clip=1.0, rate=0.1, steps=3).to_mapping()
 
@@ -311,3 +313,57 @@ def test_a_plan_counts_what_the_key_has_spent_before(
     assert f"Epsilon {alone['epsilon']:.3g} was spent in other runs with this key" in said
     with pytest.raises(ConfigError, match="accounted for by each client"):
         cli(["privacy", "plan", "e.toml", "--key", "peer.key"], standalone_mode=False)
+
+
+# --- subsets of records -----------------------------------------------------------------------------------------------
+
+
+def test_no_difference_of_released_subsets_is_over_few_records(tmp_path: Path) -> None:
+    """Of random subsets, some of them nearly alike: sums of all records and of the allowed subsets, added with factors,
+    are over none or five records; and a subset is refused only where one of them is over fewer."""
+    rng, allowed, refused = np.random.default_rng(3), list[Any](), 0
+
+    def fewest(subsets: list[Any]) -> int:
+        whole = np.array([np.ones(60, int), *subsets])
+        factors = 3 ** np.arange(len(whole))  # distinct for each way to be in them: any class of records alone
+        return int(min((found == one).sum() for found in [factors @ whole] for one in set(found.tolist())))
+
+    with contextlib.closing(SpentLedger(tmp_path / "spent", "none", "csv:a.csv", "ab")) as ledger:
+        for run in range(300):
+            near = allowed[rng.integers(len(allowed))] if allowed and run % 2 else np.zeros(60, int)
+            chosen = near ^ (np.arange(60) % 12 < rng.integers(2, 12)) if run % 3 else near ^ (rng.random(60) < 0.1)
+            bits = "".join(map(str, chosen.astype(int)))
+            try:
+                ledger.note_exact("glm", f"run{run}", f"60:{int(bits, 2):x}", 5)
+                allowed.append(chosen)
+            except BudgetError as error:
+                assert fewest([*allowed, chosen]) < 5 and "fewer than 5 records" in str(error)
+                refused += 1
+    assert fewest(allowed) >= 5 and len(allowed) > 3 and refused > 50
+
+
+def test_a_site_begins_no_fit_of_nearly_the_records_of_an_earlier_one(tmp_path: Path) -> None:
+    for site in range(SITES):
+        patients(tmp_path / f"site-{site}.csv", site)
+    patients(tmp_path / "test.csv", 99)
+    (tmp_path / "a.toml").write_text(own_tables("a", "label=ill&drop=days,died", source="glm:logistic"))
+
+    def begin(where: str, log: str) -> None:
+        plan, _ = statistics_plan(load_experiment(tmp_path / "a.toml", [f"data.where={where}"]))
+        (tmp_path / log).mkdir()
+        identity = Identity.new()
+        members = {node: signed(identity if node == 4 else Identity.new(), "") for node in range(SITES + 1)}
+        hello: Any = Hello("schema", "run", "1")
+        links: Any = None
+        given = Given(
+            tmp_path / log, identity, members, hello, links, None, False, False, None, None, tmp_path / "spent"
+        )
+        with participant.open_maker(plan, 4, given):
+            pass
+
+    begin("age >= 50", "first")
+    with pytest.raises(BudgetError, match="sums of fewer than 5 records"):
+        begin("age >= 48", "second")
+    begin("age >= 50.0", "third")
+    lines = [json.loads(line) for line in (tmp_path / "spent").read_text().splitlines()]
+    assert len({line["rows"] for line in lines}) == 1 and len(lines) == 2

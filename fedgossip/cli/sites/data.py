@@ -222,6 +222,8 @@ def _show(table: AgreedTable, sites: int) -> None:
     margin = table.records_margin
     records = format_with_margin(table.records, margin if isinstance(margin, float) else None)
     echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are withheld")
+    if table.schema.where:
+        echo(f"only records with {table.schema.where.text}")
     if table.dropped is not msgspec.UNSET:
         few = f"fewer than {table.suppress}" if table.dropped is None else str(table.dropped)
         echo(f"{few} records with an empty cell are left out of all figures")

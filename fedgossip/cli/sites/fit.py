@@ -117,7 +117,8 @@ def _write(
     model = run.model(planned.layout, planned.agreed, vector) if run.model else None
     if model is not None:
         write_model(folder / run_format.MODEL, model, write_whole)
-    echo(text.decode() if as_json else "\n".join(describe(found, planned.plan.learners)))
+    of = [f"only records with {where.text}"] if (where := planned.agreed.schema.where) else []
+    echo(text.decode() if as_json else "\n".join([*describe(found, planned.plan.learners), *of]))
     written, why = str(wrote), why_not(found)
     if model is not None:
         written += f", and {folder / run_format.MODEL}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ def sum_with_others(
     from fedgossip.plans.tasks import DataShares
 
     assert known.endpoints is not None, "others are found by them"
+    plan, refused = _heeding_ledger(plan, refused, node, known)
     shares = DataShares(plan.experiment.data.source, digest=digest)
     if known.carrier and known.out is None:
         raise ConfigError("--links without --out", "Name the folder of this site's log, for `fedgossip step`.")
@@ -156,6 +158,35 @@ def sum_with_others(
         raise
     print_refusals(refused)
     return TOOK_NO_PART if refused and code != STOPPED else code  # a refused site sent no records
+
+
+def _heeding_ledger(
+    plan: FederationPlan, refused: Mapping[int, ConfigError], node: int, known: OtherMachines
+) -> tuple[FederationPlan, Mapping[int, ConfigError]]:
+    """Return the plan and the refusals with this site abstaining if its ledger forbids a release of data.where's
+    records.
+    """
+    from fedgossip.base.errors import BudgetError, ConfigError
+    from fedgossip.data.partitions import PLACE
+    from fedgossip.data.record_groups import source_digest
+    from fedgossip.plans.federated.ledger import SpentLedger, data_of
+    from fedgossip.plans.tasks import released_rows
+
+    e = plan.experiment
+    if node >= plan.learners or node in refused or not e.data.where or e.budget:
+        return plan, refused
+    source, path = e.data.source.replace(PLACE, str(node)), _ledger_of(known)
+    with contextlib.closing(SpentLedger(path, "none", data_of(source, node), source_digest(source))) as ledger:
+        try:
+            ledger.check_rows(e.task.kind, released_rows(e, source), e.data.suppress)
+        except BudgetError as error:
+            why = ConfigError(str(error), error.advice)
+            return replace(plan, abstaining=plan.abstaining | {node}), {**refused, node: why}
+    return plan, refused
+
+
+def _ledger_of(known: OtherMachines) -> Path:
+    return known.ledger or known.key.with_name(f"{known.key.name}.{run_format.SPENT}")
 
 
 def _writing(
@@ -308,9 +339,8 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     cost, before = Mechanism(budget.noise, 1.0, rounds), list[Mechanism]()
     if site is not None and site < plan.learners:
         source = plan.experiment.data.source
-        path = known.ledger or known.key.with_name(f"{known.key.name}.{run_format.SPENT}")
         before = read_releases(
-            path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site)))
+            _ledger_of(known), budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site)))
         )
     alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
     most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"

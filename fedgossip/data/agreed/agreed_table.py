@@ -460,6 +460,7 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
     Raises ConfigError as `read_examples`, for too few records, and disclosing values.
     """
     site = SiteColumns(path, agreed.schema)
+    site.check_left_out(agreed.suppress)
     if site.records < agreed.suppress:
         text = f"fewer than {agreed.suppress} records"
         raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
@@ -553,7 +554,7 @@ def scaled(examples: Dataset) -> Dataset:
 def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
     """Raise ConfigError if the statistics in the file at `path` have another schema."""
     if agreed.schema != schema:
-        text = f"{path}: agreed on for other columns, categories or bounds than the experiment has now"
+        text = f"{path}: agreed on for other columns, categories, bounds or records than the experiment has now"
         raise ConfigError(
             text, "Agree again, fedgossip data agree EXPERIMENT; beside this file by another name in data.agreed."
         )

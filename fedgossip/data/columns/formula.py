@@ -15,7 +15,7 @@ The operators are those of Wilkinson and Rogers, Symbolic description of factori
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -62,6 +62,19 @@ class Formula(NamedTuple):
     """Options of model.source: offset and strata."""
 
 
+def tokens_of(text: str, refused: Callable[[Token, str, str], ConfigError]) -> Sequence[Token]:
+    """Return the tokens of a text, the last one its end.  Raises the `refused` of a token, why and advice."""
+    tokens = list[Token]()
+    for found in _TOKEN.finditer(text.rstrip()[: LENGTH + 1]):
+        kind = "name" if found[1] is not None or found[2] else "number" if found[3] else "mark"
+        word = next(one for one in found.groups() if one is not None)
+        tokens.append(Token(kind, word, found.end() - len(found[0].lstrip()) + 1))
+    tokens.append(Token("end", "", len(text) + 1))
+    if len(text) > LENGTH:
+        raise refused(tokens[-1], f"a formula has at most {LENGTH:,} letters", "Leave terms out.")
+    return tokens
+
+
 def parsed(text: str, levels: Mapping[str, Sequence[str]]) -> Formula:
     """Return a parsed formula; `levels`: the declared categories of columns.  Raises ConfigError, with the position."""
     return _Parser(text, levels).formula()
@@ -71,14 +84,7 @@ class _Parser:
     def __init__(self, text: str, levels: Mapping[str, Sequence[str]]) -> None:
         self._text, self._levels, self._at = text, levels, 0
         self._kept, self._made, self._options = dict[str, int](), dict[str, Mapping[str, Any]](), dict[str, str]()
-        self._tokens = list[Token]()
-        for found in _TOKEN.finditer(text.rstrip()[: LENGTH + 1]):
-            kind = "name" if found[1] is not None or found[2] else "number" if found[3] else "mark"
-            word = next(one for one in found.groups() if one is not None)
-            self._tokens.append(Token(kind, word, found.end() - len(found[0].lstrip()) + 1))
-        self._tokens.append(Token("end", "", len(text) + 1))
-        if len(text) > LENGTH:
-            raise self._refused(self._tokens[-1], f"a formula has at most {LENGTH:,} letters", "Leave terms out.")
+        self._tokens = tokens_of(text, self._refused)
 
     def _refused(self, token: Token, why: str, advice: str) -> ConfigError:
         where = "at its end" if token.kind == "end" else f"letter {token.place}, {token.text!r}"

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import advise_point, class_name, is_missing, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.columns import subset
 from fedgossip.data.columns.declarations import (
     OWN,
     DeclaredColumn,
@@ -29,6 +30,7 @@ from fedgossip.data.columns.declarations import (
     declared_columns,
     parted,
 )
+from fedgossip.data.columns.subset import Subset
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.data.office_tables import query_digest
@@ -206,6 +208,8 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     query: str | msgspec.UnsetType = msgspec.UNSET
     """A hash of the text of the query with which sites read their tables."""
+    where: Subset | msgspec.UnsetType = msgspec.UNSET
+    """The selected records; unset: all."""
 
     @property
     def features(self) -> tuple[SchemaColumn, ...]:
@@ -249,8 +253,10 @@ def schema_of(
     missing: str = REFUSE,
     categories: str = REFUSE,
     query: Path | None = None,
+    where: str = "",
 ) -> TableSchema:
-    """Return the schema by the common test file and declarations; `kind` of the task, `query` of the tables.
+    """Return the schema by the common test file and declarations; `kind` of the task, `query` of the tables, `where`:
+    the condition on records, "" for all.
 
     Raises ConfigError for columns of words without `categories` = "agreed", and invalid declarations.
     """
@@ -276,7 +282,52 @@ def schema_of(
             advice = f'Set data.categories = "{AGREED}", or leave it out: &drop={column.name}.'
             raise ConfigError(f"{path}: column {column.name!r} holds words", advice)
     columns += [_label(table, name, heads[name], known.get(name, DeclaredColumn()), kind) for name in labels]
-    return TableSchema(tuple(columns), missing, query_digest(query) if query else msgspec.UNSET)
+    subset = subset_of(where, table, known, columns) if where else msgspec.UNSET
+    return TableSchema(tuple(columns), missing, query_digest(query) if query else msgspec.UNSET, subset)
+
+
+def subset_of(
+    text: str, table: CsvColumns, known: Mapping[str, DeclaredColumn], columns: Sequence[SchemaColumn]
+) -> Subset:
+    """Return the subset of a condition.  Raises ConfigError for a column or a level that the common file lacks."""
+    units, found = dict(map(parted, table.header)), dict[str, EncodedColumn]()
+    agreed = {one.name: one.declared for one in columns}
+    for one in subset.parsed(text).comparisons():
+        name, declared = one.name.text, known.get(one.name.text, DeclaredColumn())
+        if name not in units or declared.made_of:
+            why, advice = f"the common file has no column {name!r}", nearest(name, units)
+            if declared.made_of:
+                why, advice = f"{name!r} is made of others", f"Name the columns: {', '.join(declared.made_of)}."
+            raise subset.refused(text, one.name, why, advice)
+        of = find_columns(table, [EncodedColumn(name, units[name])])[name]
+        levels = {*map(class_name, declared.levels)} | {class_name(c) for c in table.words(of) if not is_missing(c)}
+        words = sorted(levels) if not declared.is_number and not all(map(is_number, levels)) else []
+        if words and one.sign in subset.ORDERS:
+            text_of = f"{name!r} holds words, which have no order"
+            raise subset.refused(text, one.value, text_of, f"Compare it by =: {name} = {words[0]}.")
+        if (words and class_name(one.value.text) not in levels) or (not words and one.value.kind != "number"):
+            why = f"{one.value.text!r} is no value of {name!r}"
+            raise subset.refused(text, one.value, why, nearest(one.value.text, words) if words else "Give a number.")
+        rewritten = declared if declared.rewrites else None
+        found[name] = EncodedColumn(name, declared.unit or units[name], declared=agreed.get(name, rewritten))
+    return Subset(text, tuple(found.values()))
+
+
+def selection(table: CsvColumns, where: Subset) -> npt.NDArray[np.bool_]:
+    """Return which rows of a table are of a subset, [m].
+
+    Raises ConfigError, naming row and column, for an invalid cell, and for a word that is compared with a number.
+    """
+    condition = subset.parsed(where.text)
+    table = table.declared({one.name: one.declared for one in where.columns})
+    places = find_columns(table, where.columns)
+    ordered = {one.name.text for one in condition.comparisons() if one.sign in subset.ORDERS}
+    for name, place in places.items():
+        for row in range(len(table)):
+            check_read(table, row, place)
+            if name in ordered and not is_missing(table.cell(row, place)):
+                number_of(table, row, place)
+    return condition.verdicts({name: table.words(place) for name, place in places.items()}).true
 
 
 def no_file(path: Path, what: str = "file") -> ConfigError:
@@ -353,6 +404,11 @@ class SiteColumns:
         """`bad`: collects the cells that do not fit, which then count as empty; without it the first is an error."""
         self.schema, self._bad = schema, bad
         self.table = CsvColumns(check_exists(source)).declared({one.name: one.declared for one in schema.columns})
+        self.left_out = 0
+        """Number of rows outside of the subset."""
+        if schema.where:
+            self._select(schema.where)
+            self.check_left_out(least)
         rows = self.records = len(self.table)
         if rows < least:
             text = f"{self.table.path}: fewer than {least} records"
@@ -367,6 +423,18 @@ class SiteColumns:
         """Number of omitted rows."""
         if schema.missing == DROP:
             self._drop(least)
+
+    def _select(self, where: Subset) -> None:
+        kept = np.flatnonzero(selection(self.table, where)).tolist()
+        self.left_out = len(self.table) - len(kept)
+        note = f"{self.left_out} rows of {len(self.table)} are not of the subset {where.text} and are left out"
+        self.table = self.table.only(kept, note) if self.left_out else self.table
+
+    def check_left_out(self, least: int) -> None:
+        """Raise ConfigError if the subset leaves out too few rows: sums over all would disclose them."""
+        if self.schema.where and 0 < self.left_out < least:
+            text = f"{self.table.path}: data.where leaves out fewer than {least} records"
+            raise ConfigError(text, "The sums of a fit of all records would disclose them; this site takes no part.")
 
     def _drop(self, least: int) -> None:
         """Omit the rows with an empty cell."""

@@ -351,7 +351,8 @@ def _describe_source(statement: PlanStatement) -> str:
         name for name, keys in data.get("columns", {}).items() if declared_columns({name: keys})[name].rewrites
     ]
     declared = f"  Cells of {', '.join(rewritten)} are first rewritten as data.columns declares." if rewritten else ""
-    return f"{text}{missing}{declared}"
+    chosen = f"  Only records with {line(data['where'], STUDY_SHOWN)}." if data.get("where") else ""
+    return f"{text}{chosen}{missing}{declared}"
 
 
 def _rounds(statement: PlanStatement) -> str:

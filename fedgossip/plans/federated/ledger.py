@@ -4,8 +4,9 @@
 
 The budget belongs to the records, not to a folder.  Records are recognised by their file's path or digest
 (`data.record_groups`); lines linked by either are one data set.  Releases without noise have a line, outside any
-epsilon; so have the clients of exact sums, which must be the same in all runs.  A site may limit the total of all runs;
-the latest such line applies.  A line is on disk before its release and before the run's log: a crash counts at most one
+epsilon; so have the clients of exact sums, which must be the same in all runs, and their records, if data.where selects
+some: two subsets with almost the same records disclose the others.  A site may limit the total of all runs; the latest
+such line applies.  A line is on disk before its release and before the run's log: a crash counts at most one
 release too many.  Lines that are missing here are added from logs.
 """
 
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,6 +26,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.core.machine import NodeId
 from fedgossip.data.partitions import PLACE
+from fedgossip.data.record_groups import fewest_alike
 from fedgossip.data.table_files import OF_TABLES
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
@@ -56,6 +59,8 @@ class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Digest of the records; "" if they are not a site's own."""
     exact: str = ""
     """Kind of a release without noise."""
+    rows: Annotated[str, msgspec.Meta(pattern=r"^(\d+:[0-9a-f]+)?$")] = ""
+    """Records of this release, as `record_groups.selected_rows`; "" for all of them."""
     layout: str = ""
     """Hash of the layout of an exact sum before consent to it."""
     company: str = ""
@@ -117,19 +122,30 @@ class SpentLedger:
         """Return the number of releases without noise by other runs, per kind."""
         return Counter(one.exact for one in self._set if one.exact and one.log != log)
 
-    def note_exact(self, what: str, log: str) -> None:
-        """Record a release of these records without noise, once per log.
+    def check_rows(self, what: str, rows: str, least: int) -> None:
+        """Raise BudgetError if a release of these rows and earlier ones of the same records differ by sums over fewer
+        than `least` records.
+        """
+        before = {one.rows for one in self._set if one.rows and one.records == self._records}
+        if rows and fewest_alike({rows, *before}) < least:
+            text = f"{what} of the records in data.where: by its difference to an earlier release"
+            advice = "Take the condition of an earlier release, or one that differs from each by more records."
+            raise BudgetError(f"{text} it would disclose sums of fewer than {least} records", advice)
 
-        Raises BudgetError if the site's limit over all runs forbids it, and NotWrittenError.
+    def note_exact(self, what: str, log: str, rows: str = "", least: int = 1) -> None:
+        """Record a release of these records without noise, once per log; `rows`: of some of them.
+
+        Raises BudgetError if the site's limit over all runs forbids it, and as `check_rows`; and NotWrittenError.
         """
         if any(one.log == log and one.exact for one in self._set):
             return
+        self.check_rows(what, rows, least)
         if self.limit and self.exact >= self.limit.exact:
             held = f"this site allows epsilon {self.limit.max_epsilon_total:g} of its records in all"
             text = f"{what} without noise: {held}"
             advice = 'Set coordinator.privacy.unit = "record"; or allow it: fedgossip privacy ledger --allow-exact N.'
             raise BudgetError(f"{text}, and {self.limit.exact} such releases, of which {self.exact} were made", advice)
-        self._write(LedgerLine(self._data, log, records=self._records, exact=what))
+        self._write(LedgerLine(self._data, log, records=self._records, exact=what, rows=rows))
 
     def company(self, layout: str) -> str:
         """Return the hash of the clients of earlier exact sums with this layout on these records; "" without any."""

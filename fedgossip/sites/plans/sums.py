@@ -36,7 +36,7 @@ from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.plans.federated.tree import tree_of
-from fedgossip.plans.tasks import schema_of_experiment, site_file
+from fedgossip.plans.tasks import released_rows, schema_of_experiment, site_file
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import tensors_of
@@ -250,18 +250,30 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
 
     Raises BudgetError.
     """
-    lines, run = [], secrets.token_hex(16)
-    for node in (one for one in range(plan.learners) if not plan.abstains(one)):
-        source = plan.experiment.data.source.replace(PLACE, str(node))
-        budget = plan.experiment.budget
-        unit, records = budget.unit if budget else "none", source_digest(source)
-        with contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)) as ledger:
+    e, lines, run = plan.experiment, list[str](), secrets.token_hex(16)
+    budget, kind = e.budget, e.task.kind
+    here = [node for node in range(plan.learners) if not plan.abstains(node)]
+    sources = {node: e.data.source.replace(PLACE, str(node)) for node in here}
+    rows = {node: "" if budget else released_rows(e, source) for node, source in sources.items()}
+
+    def opened(node: NodeId) -> contextlib.closing[SpentLedger]:
+        source, unit = sources[node], budget.unit if budget else "none"
+        return contextlib.closing(SpentLedger(path, unit, data_of(source, node), source_digest(source)))
+
+    for node in (one for one in here if rows[one]):  # all before the first line is written
+        with opened(node) as ledger:
+            try:
+                ledger.check_rows(kind, rows[node], e.data.suppress)
+            except BudgetError as error:
+                raise BudgetError(f"site {node}: {error}", error.advice) from None
+    for node in here:
+        with opened(node) as ledger:
             if budget is None:
                 before = ledger.exact_before()
-                lines += [f"site {node}: {_again(before, plan.experiment.task.kind)}"] if before else []
-                ledger.note_exact(plan.experiment.task.kind, run)
+                lines += [f"site {node}: {_again(before, kind)}"] if before else []
+                ledger.note_exact(kind, run, rows[node], e.data.suppress)
             else:
-                _pay(ledger, budget, node, run, plan.experiment.rounds)
+                _pay(ledger, budget, node, run, e.rounds)
     return lines
 
 

@@ -403,6 +403,8 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
         rows.append([one.name + (" (label)" if one.label else ""), kind, *cells, *moments])
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
     text = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
+    if statistics.schema.where:
+        text += f" Only records with {statistics.schema.where.text} take part."
     text += MISSING_WORDS[statistics.schema.missing]
     if isinstance(dropped := statistics.dropped, int):
         text += f" {count(dropped)} records were left out for an empty cell."
