@@ -43,7 +43,7 @@ class Verdicts(NamedTuple):
     false: Rows
 
 
-class Comparison(NamedTuple):
+class ComparedColumn(NamedTuple):
     """One column compared with one value."""
 
     name: Token
@@ -61,11 +61,11 @@ class Comparison(NamedTuple):
             true = np.array([(class_name(cell) == level) == equal for cell in of], bool)
         return Verdicts(true & there, ~true & there)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[ComparedColumn]:
         yield self
 
 
-class Negated(NamedTuple):
+class NegatedCondition(NamedTuple):
     """`not` a condition."""
 
     of: Condition
@@ -74,11 +74,11 @@ class Negated(NamedTuple):
         found = self.of.verdicts(cells)
         return Verdicts(found.false, found.true)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[ComparedColumn]:
         return self.of.comparisons()
 
 
-class Joined(NamedTuple):
+class JoinedConditions(NamedTuple):
     """Two conditions or more joined by `and`, or by `or`."""
 
     word: str
@@ -89,11 +89,11 @@ class Joined(NamedTuple):
         every, some = np.logical_and.reduce, np.logical_or.reduce
         return Verdicts(every(true), some(false)) if self.word == "and" else Verdicts(some(true), every(false))
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[ComparedColumn]:
         return (found for one in self.of for found in one.comparisons())
 
 
-Condition = Comparison | Negated | Joined
+Condition = ComparedColumn | NegatedCondition | JoinedConditions
 
 
 class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def parsed(text: str) -> Condition:
     """Return a parsed condition.  Raises ConfigError, with the position of the first token that does not fit."""
-    return _Parser(text).condition()
+    return _ConditionParser(text).condition()
 
 
 def refused(text: str, token: Token, why: str, advice: str) -> ConfigError:
@@ -114,7 +114,7 @@ def refused(text: str, token: Token, why: str, advice: str) -> ConfigError:
     return ConfigError(f"data.where = {text[:SHOWN]!r}, {where}: {why}", advice)
 
 
-class _Parser:
+class _ConditionParser:
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
         self._tokens = tokens_of(text, lambda token, why, advice: refused(text, token, why, advice))
@@ -132,14 +132,14 @@ class _Parser:
         parts = [part()]
         while self._takes(word):
             parts.append(part())
-        return parts[0] if len(parts) == 1 else Joined(word, parts)
+        return parts[0] if len(parts) == 1 else JoinedConditions(word, parts)
 
     def _one(self) -> Condition:
         token, self._depth = self._tokens[self._at], self._depth + 1
         if self._depth > DEPTH:
             raise refused(self._text, token, f"more than {DEPTH} levels of parentheses", "Write a simpler condition.")
         if self._takes("not"):
-            found: Condition = Negated(self._one())
+            found: Condition = NegatedCondition(self._one())
         elif self._takes("("):
             found = self._joined("or")
             self._next("mark", ")")
@@ -148,7 +148,7 @@ class _Parser:
         self._depth -= 1
         return found
 
-    def _comparison(self) -> Comparison:
+    def _comparison(self) -> ComparedColumn:
         name, sign = self._next("name"), self._next("mark", *"<>=!").text
         if self._takes("="):
             sign = "=" if sign == "=" else f"{sign}="
@@ -159,7 +159,7 @@ class _Parser:
             text = f"{sign} compares numbers, and {value.text!r} is none"
             raise refused(self._text, value, text, f"Write = or != for a level: {name.text} = {value.text}.")
         self._at += 1
-        return Comparison(name, sign, value)
+        return ComparedColumn(name, sign, value)
 
     def _takes(self, text: str) -> bool:
         """Whether the next token is this word or mark, which is then read; in backquotes it is a name."""
