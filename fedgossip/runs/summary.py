@@ -80,16 +80,16 @@ def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
 
 def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
     """Return the scores of personal models, if participants have them."""
+    if not plan.experiment.personal:
+        return {}
     scores: dict[NodeId, OwnScores] = {}
     counts: Mapping[str, float | None] = {}
-    for row in rows if plan.experiment.personal else ():
+    for row in rows:
         if isinstance(row, PeerRow):
             last_scores(scores, row)
             counts = row.logged if row.logged and OWN_TESTED in row.logged else counts
     score, n = plan.experiment.score, plan.learners
     found = gains_of(scores.values(), score, n) or gains_counted(counts, n)
-    if not plan.experiment.personal:
-        return {}
     exchanged: PersonalFacts = {"exchanged": "logits" if plan.experiment.exchanges_logits else "models"}
     return {**exchanged, "personal": found} if found else exchanged
 
