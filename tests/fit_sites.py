@@ -34,7 +34,7 @@ SOURCE = {
 }
 ALIKE = {
     "weibull": ("cox", "weibull"),
-    "cox-robust": ("cox", "cox?every=60&until=600&errors=robust"),
+    "fine-gray": ("cox", "cox?every=60&until=600&competing=2"),
     "multinomial": ("glm", "multinomial"),
     "ordinal": ("glm", "ordinal"),
     "elastic-net": ("glm", "elastic-net?family=logistic&path=3&folds=2"),

@@ -261,14 +261,13 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     from fedgossip.sites.fits.cox.cox_result import cost_of_grid
 
     d = found.design
-    unit = f" [{d.unit}]" if d.unit else ""
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     records = f"{found.records} records of {found.sites} of {sites} sites"
     times = len(found.strata[0].points)
     of = "" if found.unused is None else f" of {found.events + found.unused}"
     text = f"{found.events}{of} events until {d.grid[-1]:g} at {times} reported times"
-    lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {text}, {at}"]
+    lines = [f"{d.title}: {records}, {text}, {at}"]
     lines += table_of(found.coefficients, "z", "hazard ratio")
     lines += remarks(d.against, d.constant, found.silent)
     if d.strata_column:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from fedgossip.base.cells import is_missing
@@ -108,8 +109,8 @@ def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
     """Return the rows of a CSV file with their predictions, and the columns that the fit ignores.
 
     A prediction is the hazard relative to a record with the mean of each column and the first category, with its 95 %
-    interval; and the survival probability at each reported time.  Raises ConfigError for missing fitted columns, and
-    invalid cells.
+    interval; and the survival probability at each reported time, or the incidence if events compete.  Raises
+    ConfigError for missing fitted columns, and invalid cells.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)
@@ -124,7 +125,8 @@ def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
         hazards = _cumulative(fit)[_strata(fit, table, features)]  # [m, k]
         survival = np.exp(-hazards * np.exp(eta)[:, None])
     times = [point.time for point in fit.strata[0].points]
-    added |= {f"survival at {time:g}": cells_of(column) for time, column in zip(times, survival.T, strict=True)}
+    name, shown = ("survival at", survival) if d.competing is msgspec.UNSET else ("incidence until", 1 - survival)
+    added |= {f"{name} {time:g}": cells_of(column) for time, column in zip(times, shown.T, strict=True)}
     added |= marks_of(table, d.encoding, fit.bounds)
     return with_columns(table, added), unknown_of(table, d.encoding, [d.time, d.event])
 
@@ -132,7 +134,8 @@ def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
 def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     """Return the number of records of a CSV file, and measures of the predicted order and number of their events.
 
-    Raises ConfigError for other columns, times and events.
+    With competing events there is no expected number, since it needs the table's own censoring.  Raises ConfigError for
+    other columns, times and events.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)
@@ -144,7 +147,11 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     )
     for wrong, name, advice in (
         (times < 0, d.time, "A time is counted from when a record begins."),
-        (~np.isin(events, (0, 1)), d.event, "1: the event was seen at that time; 0: it was not seen until then."),
+        (
+            ~np.isin(events, (0, 1, d.competing or 1)),
+            d.event,
+            "1: the event was seen at that time; 0: it was not seen until then.",
+        ),
     ):
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -160,6 +167,9 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
         expected -= hazards[strata, np.searchsorted(until, entries, side="right")] * np.exp(eta)
     seen = (events == 1) & (index < len(until))
     found = {f"events until {until[-1]:g}": float(seen.sum()), "events of the fit": float(expected.sum())}
+    if d.competing is not msgspec.UNSET:
+        found.pop("events of the fit")
+        times = np.where(events == d.competing, np.inf, times)
     of_strata = (
         concordance(times[rows], events[rows] == 1, eta[rows], None if entries is None else entries[rows])
         for rows in (strata == k for k in range(len(hazards)))

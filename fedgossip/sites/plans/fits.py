@@ -296,11 +296,17 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         raise ConfigError(f"model.source = {source!r}: errors={errors}", f"It is model or {cox_sums.ROBUST}.")
     cluster = {"cluster": options.pop("cluster")} if "cluster" in options else {}
     check_clusters(agreed, {"errors": errors, **cluster}, f"model.source = {source!r}")
+    where = f"model.source = {source!r}: "
+    competing = option_number(where, "competing", options.pop("competing"), 2, 1 << 30) if "competing" in options else 0
+    if competing:
+        if strata_column or ties == EFRON or "entry" in options:
+            text = f"model.source = {source!r}: competing with strata, entry or ties={EFRON}"
+            raise ConfigError(text, "Subdistribution hazards have none of them: leave them out.")
+        errors = cox_sums.ROBUST
     if errors == cox_sums.ROBUST and ties == EFRON:
         text = f"model.source = {source!r}: errors={errors} with ties={EFRON}"
         raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
     entry = _prior_columns(source, {"entry": options.pop("entry")}, agreed)["entry"] if "entry" in options else None
-    where = f"model.source = {source!r}: "
     least = option_number(where, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
     ridge = option_number(where, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
@@ -311,13 +317,17 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     column = next(one for one in agreed.columns if one.name == time.name)
     c = design_columns(agreed, COX, 0, [strata_column, *([entry.name] if entry else [])])
     codes = codes_of(agreed, c.names)
+    coarse = not codes and has_few_values(agreed, c.names)
+    if competing and (codes or coarse):
+        text = f"model.source = {source!r}: competing, and no column has many different values"
+        raise ConfigError(text, "Add a column of numbers; or take the cause alone, by recode in [data.columns].")
     return CoxDesign(
         time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
         ridge=ridge,
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
-        coarse=(not codes and has_few_values(agreed, c.names)) or msgspec.UNSET,
+        coarse=coarse or msgspec.UNSET, competing=competing or msgspec.UNSET,
         errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET, entry=entry or msgspec.UNSET,
         **cluster,
         suppress=agreed.suppress if codes else msgspec.UNSET,
@@ -327,7 +337,8 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
 def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRecords:
     d = layout.design
     found = read_for_fit(file, agreed, REGRESSION, (d.time, d.event, *([d.entry.name] if d.entry else [])))
-    times, events = checked_site(found, d.grid, (d.time, d.event))
+    code = None if d.competing is msgspec.UNSET else d.competing
+    times, events = checked_site(found, d.grid, (d.time, d.event), code)
     entries = np.ascontiguousarray(found.x[:, d.entry.place], "f8") if d.entry else None
     if d.entry and entries is not None and (entries >= times).any():
         text = f"column {d.entry.name!r}: not before {d.time!r} in {int((entries >= times).sum())} records"
@@ -342,7 +353,9 @@ def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> Tim
     columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
     entered = None if entries is None else np.searchsorted(np.asarray(d.grid), entries, side="right")
     cluster = read_clusters(file, agreed, d.cluster) if d.cluster else None
-    return TimedRecords(columns, times, places_of(d.grid, times), events, strata, entries, entered, cluster)
+    competing = None if code is None else np.asarray(found.y, "f8")[:, 1] == code
+    places = places_of(d.grid, times)
+    return TimedRecords(columns, times, places, events, strata, entries, entered, cluster, competing)
 
 
 def _cox_fit(layout: CoxLayout, agreed: AgreedTable, vector: Vector, least: int) -> CoxFit | None:
@@ -406,11 +419,11 @@ def _survival_times(layout: CurveLayout, agreed: AgreedTable, file: TableFile) -
 
 
 def checked_site(
-    found: Dataset, grid: Sequence[float], names: Sequence[str]
+    found: Dataset, grid: Sequence[float], names: Sequence[str], competing: float | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Return times and events of a site's records, [m].  Raises ConfigError as `checked_times`."""
     y = np.asarray(found.y, "f8")
-    checked_times(grid, y[:, 0], y[:, 1], names)
+    checked_times(grid, y[:, 0], y[:, 1], names, competing)
     return np.ascontiguousarray(y[:, 0]), y[:, 1] == 1
 
 

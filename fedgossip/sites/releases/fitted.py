@@ -102,8 +102,7 @@ def _clusters(fit: GlmFit | CoxFit) -> str:
 
 def _of_cox(fit: CoxFit) -> list[Markup | None]:
     d = fit.design
-    unit = f" [{d.unit}]" if d.unit else ""
-    text = f"Proportional hazards of {d.time}{unit} until {d.event} = 1, of {_records(fit.records, fit.sites)}"
+    text = f"{d.title[0].upper()}{d.title[1:]}, of {_records(fit.records, fit.sites)}"
     error = "" if fit.concordance_error is None else f" (standard error {number(fit.concordance_error)})"
     agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}{error}, of pairs at one site"
     of_all = "" if fit.unused is None else f" of {count(fit.events + fit.unused)}"

@@ -242,7 +242,8 @@ def attenuation(fit: CoxFit) -> float | None:
     """
     b = np.array([one.estimate for one in fit.coefficients])
     points = [one for stratum in fit.strata for one in stratum.points if one.events]
-    if fit.design.ties != BRESLOW or fit.design.ridge or not points or any(None in row for row in fit.covariance):
+    plain = fit.design.ties == BRESLOW and not fit.design.ridge and fit.design.competing is msgspec.UNSET
+    if not plain or not points or any(None in row for row in fit.covariance):
         return None
     d, n = (np.array([getattr(one, name) for one in points], float) for name in ("events", "risk"))
     z = -np.log1p(-np.minimum(d / n, 1 - 1 / (n + 1)))

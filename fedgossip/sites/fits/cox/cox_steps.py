@@ -53,11 +53,13 @@ def rounds_of(layout: CoxLayout) -> int:
 
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
     sizes = layout.width, layout.strata, layout.reported_times
-    return _shapes_of(*sizes, tied=layout.tied, robust=layout.robust, late=layout.late)
+    return _shapes_of(*sizes, tied=layout.tied, robust=layout.robust, late=layout.late, competes=layout.competes)
 
 
 @cache  # of numbers: a design with declared columns has no hash
-def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool, late: bool) -> Mapping[str, tuple[int, ...]]:
+def _shapes_of(
+    p: int, s: int, k: int, *, tied: bool, robust: bool, late: bool, competes: bool
+) -> Mapping[str, tuple[int, ...]]:
     single = (
         "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
         "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", *PAIRS,
@@ -69,6 +71,7 @@ def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool, late: bool) 
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
         "entered": (s, k) if late else (0,),
+        "uncensored": (k,) if competes else (0,),
         "spared": (s, k) if tied else (0,),
         **dict.fromkeys(("timed_shift", "timed_gradient"), (p,) if tied else (0,)),
         "means": (s, k, p) if robust else (0,),
@@ -128,6 +131,11 @@ class FittedHazards:
         return self["spared"][:, : self.number("told")] if self.layout.tied else None
 
     @property
+    def uncensored(self) -> Values | None:
+        """The survival of censoring before each reported time, [k], of all records; None without competing events."""
+        return self["uncensored"][: self.number("told")] if self.layout.competes else None
+
+    @property
     def time_weights(self) -> Values:
         """1 - S before each reported time, [k], S the survival of all records by Kaplan and Meier."""
         risk, events = (self[name][:, : self.number("told")].sum(axis=0) for name in ("at_risk", "events"))
@@ -183,6 +191,8 @@ class FittedHazards:
                 self["entered"][stratum, : len(ends)] = np.diff(there, prepend=0)
             self["at_risk"][stratum, : len(ends)] = risk
             self["events"][stratum, : len(ends)] = happened
+        if self.layout.competes:
+            self["uncensored"][: len(ends)] = _uncensored(strata[0], ends)
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
@@ -260,8 +270,9 @@ class FittedHazards:
         free: tuple[str, ...]
         match self.stage:
             case 0:
-                free = "stage", "told", "unused", "smallest", "sites", "fewest", "ends", "at_risk", "events", "entered"
-                fits = after.stage in (RISK, OVER) and self._alike(after, free)
+                of_times = "ends", "at_risk", "events", "entered", "uncensored"
+                free = "stage", "told", "unused", "smallest", "sites", "fewest", *of_times
+                fits = after.stage in (RISK, OVER) and self._alike(after, free) and after.is_survival()
             case 1:
                 published = (
                     "asked_records",
@@ -287,6 +298,11 @@ class FittedHazards:
             case _:
                 fits = False
         return "" if fits else "the point is not that of the step, or fixed values have changed"
+
+    def is_survival(self) -> bool:
+        """Whether the survival of censoring, if there is one, begins with 1 and never grows: no weight is above 1."""
+        of = self.uncensored
+        return of is None or not len(of) or bool(of[0] == 1 and of[-1] > 0 and (np.diff(of) <= 0).all())
 
     def is_level(self) -> bool:
         """Whether the means of records at risk, if present, are those of a point without gradient."""
@@ -349,6 +365,20 @@ class FittedHazards:
         self._set(squares=squares, clusters=clusters, stage=OVER)
 
 
+def _uncensored(counts: TimeCounts, ends: Sequence[int]) -> Values:
+    """Return the survival of censoring before each reported time, by Kaplan and Meier, [k]: events precede censorings,
+    times are rounded up to the reported ones.
+
+    Source: Fine and Gray, A proportional hazards model for the subdistribution of a competing risk, JASA 94 (1999).
+    """
+    assert counts.competing is not None, "the layout has competing events"
+    gone = np.cumsum(counts.events + counts.censored)[list(ends)]
+    censored = np.diff(np.cumsum(counts.censored - counts.competing)[list(ends)], prepend=0)
+    left = counts.records - gone  # after each time
+    share = np.divide(left, left + censored, out=np.ones(len(left)), where=censored > 0)
+    return np.concatenate([[1.0], np.cumprod(share[:-1])])
+
+
 @dataclass(frozen=True)
 class CoxServer:
     """The coordinator's step: sums of a round become the next state."""
@@ -383,18 +413,18 @@ def requested_sums(site: SiteHazards, x: Vector) -> Vector:
     """Return a site's sums that the state requests; zeros when it is over."""
     fitted = FittedHazards(site.layout, x)
     ends, point = fitted.ends, np.array(fitted["point"])
-    had = fitted["events"][:, : len(ends)] > 0
+    had, kept = fitted["events"][:, : len(ends)] > 0, fitted.uncensored
     match fitted.stage:
         case 0:
             numbers = site.counts()
         case 1:
-            numbers = site.risk(ends, point, had)
+            numbers = site.risk(ends, point, had, kept)
         case 2:
-            numbers = site.moments(ends, point, fitted.hazard, fitted.spared)
+            numbers = site.moments(ends, point, fitted.hazard, fitted.spared, kept)
         case 3:
-            numbers = site.last(ends, point, had)
+            numbers = site.last(ends, point, had, kept)
         case 5:
-            numbers = site.squares(ends, point, fitted.hazard, fitted["means"][:, : len(ends)])
+            numbers = site.squares(ends, point, fitted.hazard, fitted["means"][:, : len(ends)], kept)
         case _:
             numbers = []
     return site.layout.vector(numbers)
@@ -446,7 +476,8 @@ class CoxTask(SumsTask):
         named = list(zip(self.layout.design.columns, records.columns, strict=True))
         if state.stage == SQUARES:
             means = state["means"][:, : len(state.ends)]
-            u = self._sites[node].scores(state.ends, np.array(state["point"]), state.hazard, means)
+            about = state.ends, np.array(state["point"]), state.hazard, means, state.uncensored
+            u = self._sites[node].scores(*about)
             squares = [(name, one * one) for (name, _), one in zip(named, u.T, strict=True)]
             return carried_by_one(squares, "records" if records.cluster is None else "clusters")
         if state.stage not in (RISK, LAST):  # the moments are at the point of the risk before them

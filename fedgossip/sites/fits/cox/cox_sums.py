@@ -2,13 +2,15 @@
 
     counts     records of each stratum; events and censorings at each time of the agreed grid, which determine the
                reported times; if all columns are categories, the same for each combination of categories; with delayed
-               entry also the entries before each time
+               entry also the entries before each time, with competing events these
     risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
     moments    with the resulting hazards: u again, and M
     last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
                over records the sums of products of both: the error of their quotient
 
-With Efron's ties E0 and E1 accompany them.  Sites receive the state (`cox_steps`): stage, point, and hazards.
+With Efron's ties E0 and E1 accompany them.  With competing events a record that had one at reported time j stays at
+risk at each later time k, with the weight G[k] / G[j]: G is the survival of censoring before each reported time
+(`cox_steps`), by Kaplan and Meier.  Sites receive the state (`cox_steps`): stage, point, and hazards.
 """
 
 from __future__ import annotations
@@ -89,8 +91,19 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Whether all columns have few values, and one of them more than two: exact results would determine how many
     records have which, so a fit has two digits of its errors.
     """
+    competing: float | msgspec.UnsetType = msgspec.UNSET
+    """The code of a competing event: the hazard is then that of Fine and Gray's subdistribution."""
     suppress: int | msgspec.UnsetType = msgspec.UNSET
     """With `codes`: the smallest number of records of a combination that leave between two reported times."""
+
+    @property
+    def title(self) -> str:
+        """Its hazards and outcome, in words."""
+        unit = f" [{self.unit}]" if self.unit else ""
+        until = f"{self.time}{unit} until {self.event} = 1"
+        if self.competing is msgspec.UNSET:
+            return f"proportional hazards, {until}"
+        return f"proportional subdistribution hazards (Fine and Gray), {until}, {self.competing:g} competing"
 
     @property
     def digest(self) -> str:
@@ -112,6 +125,8 @@ class TimedRecords:
     entered: Counts | None = None
     cluster: Counts | None = None
     """Cluster of each record, [m], from 0; None: each record is one."""
+    competing: npt.NDArray[np.bool_] | None = None
+    """Which records have a competing event, [m]."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +159,11 @@ class CoxLayout:
         return bool(self.design.entry)
 
     @property
+    def competes(self) -> bool:
+        """Whether records with a competing event stay at risk, by the survival of censoring, which sites receive."""
+        return self.design.competing is not msgspec.UNSET
+
+    @property
     def reported_times(self) -> int:
         """Maximum number of reported times."""
         return min(REPORTED_TIMES, len(self.design.grid))
@@ -173,7 +193,8 @@ class CoxLayout:
         robust += f"{len(self.upper[0])} of products of {of_each}"
         return (
             f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
-            + (f"censorings, and of entries by {d.entry.name}" if d.entry else "censorings"),
+            + (f"censorings, and of entries by {d.entry.name}" if d.entry else "censorings")
+            + (f", and of {d.event} = {d.competing:g}" if self.competes else ""),
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
             "last pairs of records at one site, those in the predicted order, and squares of each record's number",
             *([robust] if self.robust else []),
@@ -182,7 +203,8 @@ class CoxLayout:
     @cached_property
     def numbers(self) -> int:
         """Number of elements of the longest sum."""
-        counts = self.strata * (1 + self.combinations) * (1 + (2 + self.late) * len(self.design.grid))
+        kinds = 2 + self.late + self.competes
+        counts = self.strata * (1 + self.combinations) * (1 + kinds * len(self.design.grid))
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
@@ -210,11 +232,13 @@ class CoxLayout:
 
     def counts(self, numbers: Numbers) -> Sequence[TimeCounts]:
         """Return the numbers of records, events and censorings of each stratum, then of its combinations."""
-        times, kinds = len(self.design.grid), 2 + self.late
+        times, kinds = len(self.design.grid), 2 + self.late + self.competes
         found = []
         for group in range(self.strata * (1 + self.combinations)):
             records, *others = numbers[group * (1 + kinds * times) :][: 1 + kinds * times]
-            found.append(TimeCounts(records, *np.array(others, np.int64).reshape(kinds, times)))
+            events, censored, *more = np.array(others, np.int64).reshape(kinds, times)
+            entered = more.pop(0) if self.late else None
+            found.append(TimeCounts(records, events, censored, entered, *more))
         return found
 
     def risk(self, numbers: Numbers, published: int) -> RiskSums:
@@ -281,6 +305,9 @@ class SiteHazards:
             one = counted(len(self.layout.design.grid), r.places[rows], r.events[rows], entered)
             found += [one.records, *one.events.tolist(), *one.censored.tolist()]
             found += [] if one.entered is None else one.entered.tolist()
+            if r.competing is not None:
+                inside = r.competing[rows] & (r.places[rows] < len(one.events))
+                found += np.bincount(r.places[rows][inside], minlength=len(one.events)).tolist()
         return found
 
     def _combinations(self) -> Whole:
@@ -292,17 +319,17 @@ class SiteHazards:
                 found += number * (self.records.columns[column] > 0)
         return found
 
-    def risk(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_]) -> Numbers:
+    def risk(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_], uncensored: Values | None = None) -> Numbers:
         """Return the numbers of the reported times that end at these grid indices, at a point [p].
 
         `had`: which strata have events at which time, [s, k].  Others are 0: the difference of two such neighbours
-        would disclose the few records that leave without an event between them.
+        would disclose the few records that leave without an event between them.  `uncensored`: G at each time, [k].
         """
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         parts = [self._events(cells, published, len(ends))]
         weighted = [w, *(w * column for column in r.columns)]
-        parts += [self._at_risk(one, cells, ends, had) for one in weighted]
+        parts += [self._at_risk(one, cells, ends, had, uncensored) for one in weighted]
         parts += [self._of_events(one, cells, published, len(ends)) for one in weighted] if self.layout.tied else []
         return [
             len(r.times),
@@ -311,7 +338,14 @@ class SiteHazards:
             *(one for part in parts for one in part),
         ]
 
-    def moments(self, ends: Whole, point: Values, hazard: Values, spared: Values | None = None) -> Numbers:
+    def moments(
+        self,
+        ends: Whole,
+        point: Values,
+        hazard: Values,
+        spared: Values | None = None,
+        uncensored: Values | None = None,
+    ) -> Numbers:
         """`hazard`: at each reported time, [s, k]; `spared`: its reduction for records with their event then."""
         published, index, _, w = self._at(ends, point)
         before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
@@ -319,32 +353,40 @@ class SiteHazards:
         share = share - before[self.records.strata, self._entered(ends)]
         if spared is not None:
             share[published] -= spared[self.records.strata[published], index[published]]
+        share += self._after(hazard[0], index, uncensored)
         weight = w * share
         columns = self.records.columns
         found = [self._total(weight * columns[a] * columns[b])[0] for a, b in zip(*self.layout.upper, strict=True)]
         return [len(self.records.times), *self._shift(published), *found]
 
-    def last(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_]) -> Numbers:
+    def last(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_], uncensored: Values | None = None) -> Numbers:
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         pairs, right, squares = 0, 0, [0, 0, 0]
+        times = r.times if r.competing is None else np.where(r.competing, np.inf, r.times)  # Wolbers et al.
         for stratum in range(self.layout.strata):
             rows = r.strata == stratum
             entries = None if r.entries is None else r.entries[rows]
-            more, of_them, own = concordance(r.times[rows], r.events[rows], eta[rows], entries)
+            more, of_them, own = concordance(times[rows], r.events[rows], eta[rows], entries)
             pairs, right, squares = pairs + more, right + of_them, [a + b for a, b in zip(squares, own, strict=True)]
-        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, ends, had)]
+        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, ends, had, uncensored)]
         parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
-        parts += [self._at_risk(w * one, cells, ends, had) for one in r.columns] if self.layout.robust else []
+        parts += (
+            [self._at_risk(w * one, cells, ends, had, uncensored) for one in r.columns] if self.layout.robust else []
+        )
         found = [len(r.times), *self._total(eta[published]), pairs, right, *squares]
         return [*found, *(one for part in parts for one in part)]
 
-    def squares(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Numbers:
-        u = self.scores(ends, point, hazard, means)
+    def squares(
+        self, ends: Whole, point: Values, hazard: Values, means: Values, uncensored: Values | None = None
+    ) -> Numbers:
+        u = self.scores(ends, point, hazard, means, uncensored)
         products = (self._total(u[:, a] * u[:, b])[0] for a, b in zip(*self.layout.upper, strict=True))
         return [len(self.records.times), len(u), *products]
 
-    def scores(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Values:
+    def scores(
+        self, ends: Whole, point: Values, hazard: Values, means: Values, uncensored: Values | None = None
+    ) -> Values:
         """Return the gradient of each record, or cluster, [m, p], by the hazard [s, k] and the mean of records at risk
         [s, k, p].
         """
@@ -355,9 +397,22 @@ class SiteHazards:
             whole[r.strata, np.minimum(index + 1, len(ends))] - whole[r.strata, self._entered(ends)]
             for whole in (np.concatenate([zero, np.cumsum(one, axis=1)], axis=1) for one in both)
         )
+        until, moved = (
+            share + np.stack([self._after(of, index, uncensored) for of in one[0].T], axis=-1)
+            for share, one in zip((until, moved), both, strict=True)
+        )
         x, seen = np.stack(r.columns, axis=-1), means[r.strata, np.minimum(index, len(ends) - 1)]
         found = np.where(published[:, None], x - seen, 0.0) - w[:, None] * (x * until - moved)
         return summed_by(np.asarray(found), r.cluster)
+
+    def _after(self, hazard: Values, index: Whole, uncensored: Values | None) -> Values:
+        """Return the sum of `hazard` [k] over the times after each record's competing event, by weight, [m]; else 0."""
+        r = self.records
+        if uncensored is None or r.competing is None:
+            return np.zeros(len(r.times))
+        left = np.concatenate([np.cumsum((uncensored * hazard)[::-1])[::-1], [0.0]])
+        stays, at = r.competing & (index < len(hazard)), np.minimum(index, len(hazard) - 1)
+        return np.where(stays, left[at + 1] / uncensored[at], 0.0)
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
         """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""
@@ -382,9 +437,11 @@ class SiteHazards:
         totals = exact_totals(values[published], cells[published], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
-    def _at_risk(self, values: Values, cells: Whole, ends: Whole, had: npt.NDArray[np.bool_]) -> Numbers:
+    def _at_risk(
+        self, values: Values, cells: Whole, ends: Whole, had: npt.NDArray[np.bool_], uncensored: Values | None
+    ) -> Numbers:
         """Return the sums over the records at risk at each time that `had` events: per stratum, of those who entered
-        before it and leave at it or later.
+        before it and leave at it or later; with weights, of those with a competing event before it.
         """
         times = len(ends)
         leave, enter = (
@@ -398,6 +455,13 @@ class SiteHazards:
                 each += enter[place]
                 found.append(each if there else 0)
                 each -= leave[place]
+        if uncensored is None or self.records.competing is None:
+            return found
+        stays = self.records.competing & (cells < times)  # of one stratum: a cell is a time
+        begun, own = cells[stays], values[stays]
+        for time in np.flatnonzero(had[0]).tolist():
+            before = begun < time
+            found[time] += self._total(own[before] * (uncensored[time] / uncensored[begun[before]]))[0]
         return found
 
     def _shift(self, published: npt.NDArray[np.bool_]) -> Numbers:

@@ -71,15 +71,22 @@ def _number(source: str, text: str, advice: str) -> float:
 
 
 def checked_times(
-    grid: Sequence[float], times: npt.NDArray[np.float64], events: npt.NDArray[np.float64], names: Sequence[str]
+    grid: Sequence[float],
+    times: npt.NDArray[np.float64],
+    events: npt.NDArray[np.float64],
+    names: Sequence[str],
+    competing: float | None = None,
 ) -> None:
-    """Raise ConfigError for times [m] below 0 or all after the grid, and for events [m] other than 0 or 1."""
+    """Raise ConfigError for times [m] below 0 or all after the grid, and for events [m] other than 0, 1 or the
+    competing one.
+    """
     time, event = names
     if (times < 0).any():
         text = f"column {time!r} holds times below 0, in {int((times < 0).sum())} records"
         raise ConfigError(text, "A time is counted from when a record begins; correct it, or leave the row out.")
-    if not np.isin(events, (0, 1)).all():
-        text = f"column {event!r} holds something else than 0 and 1"
+    if not np.isin(events, (0, 1) if competing is None else (0, 1, competing)).all():
+        known = "0 and 1" if competing is None else f"0, 1 and {competing:g}"
+        text = f"column {event!r} holds something else than {known}"
         raise ConfigError(text, "1: the event was seen at that time; 0: it was not seen until then.")
     if (times > grid[-1]).all():
         text = f"column {time!r}: all times are after the last of the grid, {grid[-1]:g}"
@@ -96,12 +103,14 @@ class TimeCounts:
     """Numbers of records, and of events and censorings at each time of a grid, [k], of a group.
 
     `entered`: how many enter before each time and not before the one before, [k]; None: all are there from the start.
+    `competing`: how many of the censored have a competing event, [k].
     """
 
     records: int
     events: Counts
     censored: Counts
     entered: Counts | None = None
+    competing: Counts | None = None
 
     @property
     def there(self) -> Counts:
