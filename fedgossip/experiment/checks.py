@@ -142,7 +142,6 @@ def _check_inside(e: Experiment, where: str) -> None:
         and (train.parallel != "ddp" or train.parts_of_batch < 2),
         "train.compression: it counts whole messages": train.compression != "none",
         f'train.parallel = "{HOGWILD}": its processes take no step together': train.parallel == HOGWILD,
-        "mesh.expert: it counts no all-to-all": train.mesh.expert > 1,
         "accumulate: it counts the messages of every batch": train.processes > 1 and accumulates,
     }
     for what, stands in beside.items():

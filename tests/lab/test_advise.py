@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Output, in_process
+from commands import Output, in_process, typed
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.collectives.names import EqualLinks
@@ -363,6 +363,26 @@ def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
     first = min((one for one in found.values() if not one["refused"]), key=lambda one: one["seconds"])
     assert shown.out.startswith(f"{first['name']} (data x tensor x pipeline x context), {first['how']}, is first")
     assert "mesh.context with mesh.pipeline" in shown.out
+
+
+def test_experts_are_divided_and_other_meshes_of_them_are_refused(
+    tmp_path: Path, advise_mesh: Callable[..., Output]
+) -> None:
+    text = tmp_path / "play.txt"
+    text.write_text("".join(f"A{k}:\n{'to be or not to be, ' * 20}\n\n" for k in range(4)))
+    experiment_of_a_mesh(tmp_path, "gpt:2-16-4?experts=4", f"text:{text}?context=16&min_chars=40", 8)
+    words = ["--links", "0.001,1e6", "--compute", "0.5", "--cores", "4"]
+    found = meshes_of(advise_mesh(*words, "--json"))
+    (fits,) = (one for one in found.values() if not one["refused"])
+    assert fits["name"] == "1 x 1 x 1 x 1 x 4" and fits["work"] == 0.125 and fits["counted"]
+    assert "capacity and balance" in found["4 x 1 x 1 x 1", "ddp"]["refused"]
+    said = advise_mesh(*words)
+    assert "pipeline x context x expert), ddp, is first of 1" in said.out and "context = 1, expert = 4 }" in said.out
+    keys = [word for key in fits["keys"] for word in ("--set", key)]
+    dry = typed(["run", "mesh.toml", *keys, "--set", "train.device=cpu", "--dry-run", "--json"], tmp_path)
+    assert dry.code == 0, dry.err
+    held = [2 * one["parameters"] + one["slots"] + one["activations"] for one in json.loads(dry.out)["processes"]]
+    assert max(held) == fits["memory"]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import typed
 
 from fedgossip import load_experiment, simulate
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_summary import StepFacts
+from fedgossip.data.objectives import Objective
 from fedgossip.lab.compare.measured import setting_of
+from fedgossip.learning.one_model.losses import Criterion
+from fedgossip.learning.processes.step_costs import StepShape, batch_of
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 from fedgossip.runs.summary import inside_facts
@@ -143,6 +147,71 @@ def test_the_flops_of_a_transformer_are_those_of_its_matrices_and_of_attention(t
     shape, width, places = task.step_shape(), 16, 16
     block = 12 * width**2 + 2 * places * width  # four matrices of attention, eight of the inner width; scores and sums
     assert shape.whole_flops == 6 * places * (2 * block + width * shape.logits)
+
+
+def shape_of_experts(tmp_path: Path, model: str, **train: Any) -> tuple[StepShape, TorchTask]:
+    """16 places of a text, 8 texts a batch, a width of 16."""
+    text = tmp_path / "play.txt"
+    text.write_text("".join(f"A{k}:\n{'to be or not to be, ' * 20}\n\n" for k in range(4)))
+    given = content(batch_size=8, **train) | {"data": {"source": f"text:{text}?context=16&min_chars=40"}}
+    plan = compose.plan(load_experiment(given | {"model": {"source": model}}))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    assert isinstance(task, TorchTask)
+    return task.step_shape(), task
+
+
+def test_positions_travel_to_their_experts_by_the_closed_forms(tmp_path: Path) -> None:
+    """Of 4 experts of a block a position uses 2, and a process has 2; the router's products are of all 4."""
+    source, w, n, top, places = "gpt:2-16-4?experts=4&top=2", 16, 4, 2, 16
+    alone = shape_of_experts(tmp_path, source)[0]
+    block = 4 * w**2 + 2 * places * w + n * w + top * 8 * w**2
+    assert alone.whole_flops == 6 * places * (2 * block + w * alone.logits)
+    shape = shape_of_experts(tmp_path, source, processes=2, mesh={"expert": 2})[0]
+    times = shape.times(lambda rows: rows / 1000, task_links())
+    assert times.work == pytest.approx(0.004) and times.idle == 0
+    own = 4 * places  # a process's positions
+    exchange = A + 4 * own * top * w / 2 / B
+    letters = A + 4 * own * shape.logits / B
+    common = 4 * (2 * (4 * w**2 + 4 * w + n * w) + 2 * w * shape.logits + 2 * w)
+    each = A + 8 * n / B + ring(2, 4 * n) + 4 * exchange
+    assert times.messages == {"expert": pytest.approx(2 * each + letters + ring(2, common))}
+    assert shape.common == common and shape.held == common + 4 * 2 * 2 * 8 * w**2
+
+
+@pytest.mark.parametrize("source", ["gpt:2-16-2?experts=2&top=2&capacity=1", "gpt:2-16-2?experts=1", "gpt:2-16-2"])
+def test_a_block_saves_the_counted_activations(source: str, tmp_path: Path) -> None:
+    """With all experts at every position the bound of the capacity is the number; bytes of whole pieces of memory."""
+    shape, task = shape_of_experts(tmp_path, source)
+    module, saved = task._remade().train(), dict[int, torch.Tensor]()
+    weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if tensor.is_floating_point() and memory.data_ptr() not in weights:
+            saved[memory.data_ptr()] = tensor.detach()
+        return tensor
+
+    x, y = batch_of(task._recipe.like, 8)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        Criterion(Objective()).mean(module(x), y)
+    assert sum(one.untyped_storage().nbytes() for one in saved.values()) == pytest.approx(
+        shape.fullest.activations, rel=0.03
+    )
+
+
+def test_experts_save_no_more_than_their_capacity_admits(tmp_path: Path) -> None:
+    """8 texts of 16 places, 2 uses each: an expert of 4 takes 32 of 256 at half of an even share, one of 2 too."""
+    source, w, n, top = "gpt:1-16-2?experts=4&top=2&capacity=0.5", 16, 4, 2
+    one = shape_of_experts(tmp_path, source)[0].fullest.activations
+    dense = shape_of_experts(tmp_path, "gpt:1-16-2")[0].fullest.activations
+    assert one is not None and dense is not None
+    assert one - dense == 4 * (128 * (n + top + 1 - 8 * w) + 128 * (11 * w + 1))
+    two = shape_of_experts(tmp_path, source, processes=2, mesh={"expert": 2})[0].fullest.activations
+    letters = 4 * 64 * shape_of_experts(tmp_path, source)[0].logits
+    more = (
+        64 * (2 * w + 1) + 64 * w
+    )  # positions of one process may fill all experts; results that travel are saved twice
+    assert two == one // 2 + letters + 4 * more
 
 
 @pytest.mark.parametrize(

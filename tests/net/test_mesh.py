@@ -245,10 +245,9 @@ def test_a_process_with_some_places_saves_its_share_and_the_logits_of_all(attent
 
 
 def test_a_process_with_some_experts_has_all_other_parameters() -> None:
-    """Of 4 experts of 8 w w numbers in each of 2 blocks one of 2 processes has 2; activations are not counted."""
+    """Of 4 experts of 8 w w numbers in each of 2 blocks one of 2 processes has 2."""
     two, four = (task_of("gpt:2-16-2?experts=4", processes=n, mesh={"expert": n}).memory for n in (2, 4))
     assert {a.parameters - b.parameters for a in two for b in four} == {4 * 2 * 8 * 16 * 16}
-    assert not any(each.activations for each in two)
 
 
 def test_a_mesh_without_parts_of_texts_keeps_its_hash() -> None:
@@ -337,8 +336,10 @@ def test_what_processes_hold_is_what_is_said_of_them() -> None:
         from mesh_memory import MESHES as SHOWN
         from mesh_memory import held
 
-        for processes, mesh, parallel in (*SHOWN[1:4], *SHOWN[6:8], *SHOWN[-2:]):
-            measured, told = held("gpt:2-64-4", processes, mesh, parallel)
+        shown = [("gpt:2-64-4", *one) for one in (*SHOWN[1:4], *SHOWN[6:8], *SHOWN[-2:])]
+        shown.append(("gpt:2-64-4?experts=2&top=2&capacity=1", 2, {"expert": 2}, "ddp"))
+        for model, processes, mesh, parallel in shown:
+            measured, told = held(model, processes, mesh, parallel)
             for one, other in zip(measured, told, strict=True):
                 assert (one["parameters"], one["slots"]) == (other.parameters, other.slots)
                 assert one["together"] == other.together

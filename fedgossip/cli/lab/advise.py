@@ -66,8 +66,9 @@ def mesh(
 ) -> int:  # fmt: skip
     """Rank the meshes of a participant's processes for the model of EXPERIMENT, by the seconds of a step.
 
-    Tries every mesh of data x tensor x pipeline x context, with whole models and rows of them (ZeRO).  A mesh that does
-    not fit the layers, the settings or the memory is refused with its reason.  If none fits the exit code is 2.
+    Tries every mesh of data x tensor x pipeline x context, with whole models and rows of them (ZeRO), and divided
+    experts.  A mesh that does not fit the layers, the settings or the memory is refused with its reason.  If none fits
+    the exit code is 2.
     """
     from fedgossip.lab.advise.mesh import MeshAsked, advised
 
@@ -124,7 +125,8 @@ def _sentence(fits: Sequence[AdvisedMesh], processes: int, tried: int) -> str:
     if not fits:
         return f"None of {tried} meshes of {processes} processes is possible."
     best = fits[0]
-    words = f"{best.name} (data x tensor x pipeline x context), {best.how}, is first of {len(fits)} that fit"
+    axes = f"data x tensor x pipeline x context{' x expert' if best.expert > 1 else ''}"
+    words = f"{best.name} ({axes}), {best.how}, is first of {len(fits)} that fit"
     parts = {"computing": best.work, "idle stages": best.idle, "messages": best.messages}
     shares = ", ".join(f"{_seconds(value)} {name}" for name, value in parts.items() if value)
     return f"{words}: {_seconds(best.seconds)} a step; {shares}."

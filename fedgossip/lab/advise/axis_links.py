@@ -6,7 +6,7 @@ So each axis sends its own messages here, between as many processes as the mesh 
 
     data      a sum of gradients                            rows      a layer by FSDP: gathered twice, scattered once
     tensor    two layers: a sum forward, one back           pipeline  pieces through stages, forward and back
-    context   blocks to the next process
+    context   blocks to the next process                    expert    an all-to-all
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ class LinkMember:
         group = ContextGroup(grid.mesh.get_group(CONTEXT), grid.place(CONTEXT), grid.size(CONTEXT), RING)
         block = torch.zeros(numbers)
         return lambda: group.passed_on([block])
+
+    def _expert(self, numbers: int) -> Callable[[], object]:
+        count = self._settings.processes
+        rows = torch.zeros(numbers // count * count)
+        return lambda: distributed.all_to_all_single(torch.empty_like(rows), rows)
 
 
 def member_of(setup: Message, channel: Channel, boards: Mapping[str, SharedArrays]) -> LinkMember:

@@ -1,7 +1,8 @@
 """The fastest mesh of a participant's processes that fits their memory: `fedgossip advise mesh`.
 
 Tries all products data x tensor x pipeline x context of the given number of processes, with each attention, ddp and
-fsdp (zero 2 and 3), as `run` would read them; refused meshes keep their reasons.  Memory and seconds are those of
+fsdp (zero 2 and 3), and for a model with experts their division, as `run` would read them; refused meshes keep their
+reasons.  Memory and seconds are those of
 `learning/processes/step_costs`: A + B rows is measured, or B given; links are measured by axis (`axis_links`),
 or given.
 
@@ -33,10 +34,19 @@ from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model.losses import Criterion
-from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
+from fedgossip.learning.processes.grid import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from fedgossip.learning.processes.ipc import Setup, TrainOrder, TrainReply
 from fedgossip.learning.processes.processes import Group
-from fedgossip.learning.processes.step_costs import LINKED, ROWS, WAYS, Links, StepShape, batch_of, name_way
+from fedgossip.learning.processes.step_costs import (
+    LINKED,
+    ROWS,
+    WAYS,
+    Links,
+    StepShape,
+    batch_of,
+    experts_of,
+    name_way,
+)
 from fedgossip.learning.settings import ATTENTIONS, LET_GO, MeshSettings, TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
@@ -74,6 +84,7 @@ class AdvisedMesh:
     tensor: int
     pipeline: int
     context: int
+    expert: int
     how: str
     """ddp, fsdp with its zero, and the kind of attention."""
     keys: tuple[str, ...]
@@ -89,7 +100,8 @@ class AdvisedMesh:
 
     @property
     def name(self) -> str:
-        return f"{self.data} x {self.tensor} x {self.pipeline} x {self.context}"
+        experts = f" x {self.expert}" if self.expert > 1 else ""
+        return f"{self.data} x {self.tensor} x {self.pipeline} x {self.context}{experts}"
 
     @property
     def seconds(self) -> float:
@@ -144,12 +156,16 @@ class MeshAsked:
 def advised(asked: MeshAsked, costs: StepCosts) -> list[AdvisedMesh]:
     """Return all meshes, the fastest first, followed by the refused ones."""
     module = asked.module()
-    models.check_whole(module, asked.experiment.model.source, f"with {asked.processes} processes")
-    found = [_advised(asked, costs, module, *one) for one in _candidates(asked.processes)]
+    found = [_advised(asked, costs, module, *one) for one in _candidates(asked.processes, bool(experts_of(module)))]
     return sorted(found, key=lambda one: (bool(one.refused), one.seconds))
 
 
-def _candidates(processes: int) -> Iterator[tuple[tuple[int, int, int, int], str, int, str]]:
+Axes = tuple[int, int, int, int, int]
+
+
+def _candidates(processes: int, experts: bool) -> Iterator[tuple[Axes, str, int, str]]:
+    if experts:
+        yield (1, 1, 1, 1, processes), *WAYS[0], ATTENTIONS[0]
     axes = [number for number in range(1, processes + 1) if processes % number == 0]
     for tensor, pipeline, context in product(axes, repeat=3):
         within = tensor * pipeline * context
@@ -157,15 +173,15 @@ def _candidates(processes: int) -> Iterator[tuple[tuple[int, int, int, int], str
             continue
         for parallel, zero in WAYS if processes > within else WAYS[:1]:
             for attention in ATTENTIONS if context > 1 else ATTENTIONS[:1]:
-                yield (processes // within, tensor, pipeline, context), parallel, zero, attention
+                yield (processes // within, tensor, pipeline, context, 1), parallel, zero, attention
 
 
 def _advised(
-    asked: MeshAsked, costs: StepCosts, module: nn.Module, axes: tuple[int, int, int, int], parallel: str, zero: int,
-    attention: str,
-) -> AdvisedMesh:  # fmt: skip
-    data, tensor, pipeline, context = axes
+    asked: MeshAsked, costs: StepCosts, module: nn.Module, axes: Axes, parallel: str, zero: int, attention: str
+) -> AdvisedMesh:
+    data, tensor, pipeline, context, expert = axes
     mesh = f"data = {data}, tensor = {tensor}, pipeline = {pipeline}, context = {context}"
+    mesh += f", expert = {expert}" if expert > 1 else ""
     attends = f', attention = "{attention}"' if context > 1 else ""
     keys = (f"train.processes={asked.processes}", f"train.mesh={{ {mesh}{attends} }}", f'train.parallel="{parallel}"',
             f"train.zero={zero}")  # fmt: skip
@@ -173,6 +189,8 @@ def _advised(
     found = AdvisedMesh(*axes, how, keys)
     try:
         settings = asked.settings_of(keys)
+        if expert == 1:
+            models.check_whole(module, asked.experiment.model.source, f"with {asked.processes} processes")
         shape = StepShape.from_module(module, asked.experiment.model.source, None, settings, asked.train)
     except ConfigError as error:
         return replace(found, refused=str(error))
@@ -251,6 +269,7 @@ def _count(axis: str, settings: TrainSettings, processes: int) -> tuple[int, flo
         TENSOR: (2 * 2 * ring, 1 / processes),
         PIPELINE: (2 * (settings.microbatches + processes - 2), 1.0),
         CONTEXT: (1, 1.0),
+        EXPERT: (ring, 1 / processes),
     }[axis]
 
 

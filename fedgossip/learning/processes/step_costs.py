@@ -18,19 +18,24 @@ probabilities.  With mesh.sequence the norms' inputs are divided too.  Not count
 
 With mesh.context a process saves its positions, and of the end all log probabilities; "ulysses" saves 2 w / t less in a
 block.  A stage's `rows` are the maximum number of pieces between its forward and backward passes: all with "gpipe"
-(Huang and others, 2019), S - s at stage s of S with "1f1b" (Narayanan and others, 2021).
+((Huang and others, 2019), S - s at stage s of S with "1f1b" (Narayanan and others, 2021).
+
+With experts in place of the 8 w of a block: the router's n shares of a position, and its `top` with their sum; for each
+use of an expert by a position 10 w at the expert's process, and 2 w + 1 at the position's (w + 1 if they are one
+process).  An upper bound: as many uses as the capacity admits, at a process whose experts are full.
 
 A step of P processes on k processors takes, in seconds, with `rows` of a process in one of `pieces` of a batch:
 
     work      pieces (A + B rows) / S, the mean of S stages; times P / k for P > k
     idle      until pieces + S - 1 turns of the longest stage are over; with P > k others compute meanwhile
     messages  by the closed forms of collectives: tensor, by each divided layer forward and back; pipeline, by each
-              turn forward and back; context, blocks of keys and values or all-to-alls; data, gradients, and the rows
-              of FSDP, gathered twice (zero = 2: once) and scattered once
+              turn forward and back; context, blocks of keys and values or all-to-alls; expert, all-to-alls of
+              positions, there and back, forward and backward; data, gradients, and the rows of FSDP, gathered twice
+              (zero = 2: once) and scattered once
 
 A + B rows: seconds of one process for a batch.  The idle share of equal stages is (S - 1) / (S - 1 + pieces).  Counted
 are products of matrices (torch's FLOP counter), with numbers of 4 bytes; not the optimiser's steps, overlap of
-gradients, and torch's work per message.
+gradients, and torch's work per message.  Experts are used equally: a position by min(1, capacity) times its `top`.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ from fedgossip.learning.processes.grid import CONTEXT, DATA, EXPERT, PIPELINE, T
 from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of, stages_of
 from fedgossip.learning.settings import LET_GO, RING, ULYSSES, TrainSettings
 
-FLOAT = 4  # bytes
+FLOAT, INDEX = 4, 8  # bytes
 
 Stands = Mapping[str, tuple[int, int]]
 """Index of a process along an axis of the grid, and the axis's size."""
@@ -144,6 +149,11 @@ def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
+def experts_of(module: nn.Module) -> list[Experts]:
+    """Return the layers of experts."""
+    return [layer for layer in module.modules() if isinstance(layer, Experts)]
+
+
 def gathered_layers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers that FSDP gathers one by one: the elements of lists of layers."""
     for container in module.modules():
@@ -176,18 +186,39 @@ def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mappin
 
 
 def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
-    """Return the bytes that a transformer's stage saves for the backward pass; None for other stages, and experts."""
+    """Return the bytes that a transformer's stage saves for the backward pass; None for other stages."""
     mesh = settings.mesh
-    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage) or module.experts:
+    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
         return None
     width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
+    own = math.ceil(rows / mesh.expert)
     given = 1 / mesh.tensor if mesh.sequence else 1
-    block = given * (2 * width + 4) + 2 * width + (15 * width + module.heads) / mesh.tensor
+    wide = 0 if module.experts else 8 * width
+    block = given * (2 * width + 4) + 2 * width + (7 * width + wide + module.heads) / mesh.tensor
     if mesh.attention == ULYSSES:  # queries, keys and values by heads are copies of their own
         block -= 2 * width / mesh.tensor
-    end = (given * (width + 2) + width) / mesh.context + module.layer.out_features if number == mesh.pipeline - 1 else 0
+    end, letters = (given * (width + 2) + width, module.layer.out_features) if number == mesh.pipeline - 1 else (0, 0)
     share = _count_pieces(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
-    return round(FLOAT * rows * share * context * (len(stage.blocks) * block / mesh.context + end))
+    counted = context * (own * (len(stage.blocks) * block + end) / mesh.context + rows * letters)
+    saved = sum(_saved_by(one, mesh.expert, own, rows, context) for one in experts_of(stage))
+    return round(FLOAT * (share * counted + saved))
+
+
+def _saved_by(experts: Experts, parts: int, own: int, rows: int, context: int) -> int:
+    """Return the maximum of numbers that a process saves of a block's experts: with `own` of the batch's `rows`
+    texts, and 1 / parts of the experts.
+    """
+    (n, width), top = experts.router.shape, experts.top
+    full = math.ceil(experts.capacity * rows * context * top / n)
+    received = min(n // parts * full, rows * context * min(top, n // parts))
+    sent = min(n * full, own * context * top)
+    back = width + 1 if parts == 1 else 2 * width + 1
+    return own * context * (n + (top + 1) * (top > 1)) + 10 * width * received + back * sent
+
+
+def uses_of(experts: Experts) -> float:
+    """Return how many experts a position uses, if all experts are used equally."""
+    return experts.top * min(1.0, experts.capacity)
 
 
 def _count_pieces(number: int, settings: TrainSettings) -> int:
@@ -199,7 +230,7 @@ def _count_pieces(number: int, settings: TrainSettings) -> int:
 
 # --- the seconds and the bytes of a step ------------------------------------------------------------------------------
 
-AXES = TENSOR, PIPELINE, CONTEXT, DATA
+AXES = TENSOR, PIPELINE, CONTEXT, EXPERT, DATA
 
 ROWS = "rows"
 """Messages of the data axis with FSDP."""
@@ -268,6 +299,12 @@ class StepShape:
     width: int
     """Width of a position between the layers, only for the process's own heads."""
     logits: int
+    experts: int
+    """Experts of a block, over all processes; 0 without."""
+    uses: float
+    """Of these by a position."""
+    common: int
+    """Parameter bytes of a process that are not those of experts, without a division by rows."""
 
     @classmethod
     def from_module(
@@ -296,6 +333,9 @@ class StepShape:
         listed = {id(one) for layer in gathered for one in layer.parameters()}
         rest = any(id(one) not in listed for one in module.parameters())
         own, whole, passed = _passes(module, stages, plan, mesh.tensor, train)
+        held = max(one.parameters for one in memory_of(module, stages, plan, unsharded, places))
+        experts = experts_of(module)
+        of_experts = sum(one.wide.numel() + one.narrow.numel() for one in experts) // mesh.expert
         uncounted = next((name for name, layer in module.named_modules() if isinstance(layer, nn.LSTM)), "")
         if uncounted or not whole:  # as if all layers took as long
             own, whole, uncounted = (1 / mesh.tensor,) * len(stages), float(len(stages)), uncounted or source
@@ -303,19 +343,22 @@ class StepShape:
             settings,
             memory=memory_of(module, stages, plan, settings, places),
             by_way=by_way,
-            rows=settings.batch_size / (settings.parts_of_batch * pieces),
+            rows=settings.batch_size / (settings.parts_of_batch * mesh.expert * pieces),
             pieces=pieces,
             places=places // mesh.context if text else 1,
             flops=tuple(flops / mesh.context for flops in own),
             whole_flops=whole,
             uncounted=uncounted,
-            held=max(one.parameters for one in memory_of(module, stages, plan, unsharded, places)),
+            held=held,
             units=len(gathered) + rest,
             passed=passed,
             divided=tuple(_sums(layer, style, gives_back=back) for layer, style, back in layers),
             blocks=-(-len(module.blocks) // mesh.pipeline) if isinstance(module, Transformer) else 0,
             width=module.behind.normalized_shape[0] // mesh.tensor if isinstance(module, Transformer) else 0,
             logits=module.layer.out_features if isinstance(module, Transformer) else 0,
+            experts=len(experts[0].router) if experts else 0,
+            uses=uses_of(experts[0]) if experts else 0.0,
+            common=held - FLOAT * of_experts,
         )
 
     @cached_property
@@ -374,6 +417,8 @@ class StepShape:
             found[PIPELINE] = 2 * passes * links[PIPELINE].one(self.rows * self.passed)
         if mesh.context > 1:
             found[CONTEXT] = self._attention(links[CONTEXT]) + all_reduce("ring", mesh.context, self.held, links[DATA])
+        if mesh.expert > 1:
+            found[EXPERT] = self._routed(links[EXPERT]) + all_reduce("ring", mesh.expert, self.common, links[DATA])
         parts = settings.parts_of_batch
         if settings.parallel == "ddp":
             found[DATA] = all_reduce("ring", parts, self.held, links[DATA])
@@ -390,9 +435,24 @@ class StepShape:
         if mesh.attention == RING:  # keys and values; back their gradients too, and home
             block = (count - 1) * links.one(2 * part) + count * links.one(4 * part)
         else:  # queries, keys, values and attention's output, forward and back
-            block = 8 * ((count - 1) * links.latency + (count - 1) / count * part / links.rate)
-        whole = all_gather("ring", count, FLOAT * self.rows * self.places * self.logits, 0.0, links)
-        return self.blocks * block + whole
+            block = 8 * _all_to_all(count, part, links)
+        return self.blocks * block + self._gathered_logits(count, links)
+
+    def _routed(self, links: EqualLinks) -> float:
+        """Return the seconds of the experts' messages, and of the gathered logits."""
+        count, part = self.settings.mesh.expert, FLOAT * self.rows * self.places * self.uses * self.width
+        counts = all_gather("ring", count, INDEX * self.experts, 0.0, links)
+        chances = all_reduce("ring", count, FLOAT * self.experts, links)
+        block = counts + chances + 4 * _all_to_all(count, part, links)  # there and back, and so their gradients
+        return self.blocks * block + self._gathered_logits(count, links)
+
+    def _gathered_logits(self, count: int, links: EqualLinks) -> float:
+        return all_gather("ring", count, FLOAT * self.rows * self.places * self.logits, 0.0, links)
+
+
+def _all_to_all(count: int, size: float, links: EqualLinks) -> float:
+    """Return the seconds in which each of `count` processes sends an equal part of `size` bytes to each other."""
+    return (count - 1) * links.latency + (count - 1) / count * size / links.rate
 
 
 def _sums(layer: nn.Module, style: ParallelStyle, *, gives_back: bool) -> tuple[float, float, float]:
@@ -415,6 +475,12 @@ def _passes(
     stages.
     """
     (h, _), names = batch_of(train, 1), {id(layer): name for name, layer in module.named_modules()}
+    places = train.shape[0] if train.shape else 1
+
+    def unused(experts: Experts) -> float:  # an evaluation passes all positions through all experts
+        numbers = experts.wide.numel() + experts.narrow.numel()
+        return 6 * places * numbers * (1 - uses_of(experts) / len(experts.router))
+
     own, whole, passed = list[float](), 0.0, 0
     module.eval()  # no dropout drawn, no statistics of a batch of one
     for stage in stages:
@@ -423,7 +489,7 @@ def _passes(
             h = stage(h)
             h.sum().backward()
         counts, root = counter.get_flop_counts(), type(stage).__name__
-        total = undivided = float(counter.get_total_flops())
+        total = undivided = float(counter.get_total_flops()) - sum(map(unused, experts_of(stage)))
         if tensor > 1:
             undivided = sum(
                 sum(counts.get(f"{root}.{name}" if name else root, {}).values())
