@@ -14,6 +14,7 @@ import pytest
 from commands import typed
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.cli.explain import entries, meant
 from fedgossip.lab.lectures import lesson as lesson_module
 from fedgossip.lab.lectures import topics as topics_module
 from fedgossip.lab.lectures.lesson import give
@@ -72,10 +73,21 @@ def test_no_figure_of_a_text_is_typed() -> None:
 
 
 def test_a_lecture_by_another_word_and_a_wrong_one() -> None:
-    assert name_of("Hash_Ring") == "consistent-hashing"
+    assert {name_of(word) for word in ("Hash_Ring", "hash ring", "Consistent hashing")} == {"consistent-hashing"}
+    assert all(word == "-".join(word.lower().split()) for topic in topics().values() for word in topic.words)
     with pytest.raises(ConfigError, match="no lecture on 'rign'") as refused:
         name_of("rign")
     assert refused.value.advice == "Did you mean 'ring'?"
+
+
+NOTES = """all-reduce, ring, parameter server, MapReduce, consistent hashing, stale synchronous, Hogwild, DDP, ZeRO,
+FSDP, Megatron-LM, model parallelism, GPipe, PipeDream, ring attention, Ulysses, MoE, mixed precision, DistBelief,
+L-BFGS, Downpour SGD, PowerSGD, DGC, QSGD, error feedback, LARS, DiLoCo, local SGD, DDNN, Alpa, Amdahl, weak scaling"""
+
+
+def test_the_words_of_the_notes_are_explained() -> None:
+    known = list(entries())
+    assert all(meant(word, known) for word in NOTES.replace("\n", " ").split(", "))
 
 
 def test_the_command_prints_the_lecture_hides_answers_and_writes_the_page(

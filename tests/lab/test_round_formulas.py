@@ -16,7 +16,7 @@ A, B, DIM = 0.01, 1e6, 20_000
 D_B = 4 * (DIM + TAIL) / B
 QUICK, SLOW = 0.02, 0.3
 """A training below and above the time of a vector."""
-STEPS = {2: 16, 3: 12, 8: 6, 64: 3}
+STEPS = {2: 16, 3: 12, 8: 6, 16: 12, 64: 3}
 
 
 def round_of(
@@ -24,21 +24,30 @@ def round_of(
 ) -> tuple[Paradigm, Setting, float]:
     """The paradigm, its setting, and the simulator's seconds of a round."""
     paradigm = paradigm_of(name)
-    parallel: dict[str, Any] = {"workers": workers, "bucket": 0, "deadline": 1e4, "least_deadline": 1e4}
-    parallel |= paradigm.sets["parallel"]
-    if server := paradigm.sets.get("parallel.server"):
-        parallel |= {"server": {**server, "servers": servers}}
-        del parallel["bucket"]
+    rounds = STEPS[workers] * (6 if paradigm.section == "topology" else 1)  # early peers lead for the first ones
     experiment = load_experiment({
-        "rounds": STEPS[workers], "task": {"kind": "quadratic", "dim": DIM}, "eval": {"every": STEPS[workers]},
+        "rounds": rounds, "task": {"kind": "quadratic", "dim": DIM}, "eval": {"every": rounds},
         "simulation": {"latency": A, "bandwidth": B, "training": training, **({"downlink": B} if down else {}),
                        **(unlike or {})},
-        "parallel": parallel,
+        **sections_of(paradigm, workers, servers),
     })  # fmt: skip
-    setting = setting_of(experiment, 4 * (DIM + TAIL))
+    setting = setting_of(experiment, 4 * (DIM + paradigm.extra))
     assert setting is not None and len(setting.parts) == servers and sum(setting.parts) == pytest.approx(1.0)
     rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow)]
     return paradigm, setting, round_seconds(rows, workers)
+
+
+def sections_of(paradigm: Paradigm, workers: int, servers: int) -> dict[str, Any]:
+    patient = {"deadline": 1e4, "least_deadline": 1e4}
+    if paradigm.section == "topology":
+        return {"topology": {"graph": "ring", "n": workers}, "algorithm": {**patient, **paradigm.sets["algorithm"]}}
+    if paradigm.section == "coordinator":
+        own = {"clients": workers, "secure": {"on": False}, **patient, **paradigm.sets["coordinator"]}
+        return {"coordinator": own}
+    parallel: dict[str, Any] = {"workers": workers, **patient, **paradigm.sets["parallel"]}
+    if server := paradigm.sets.get("parallel.server"):
+        return {"parallel": {**parallel, "server": {**server, "servers": servers}}}
+    return {"parallel": parallel if "bucket" in paradigm.ignores else {**parallel, "bucket": 0}}
 
 
 def off(name: str, workers: int, training: float, **how: Any) -> float | None:
@@ -51,7 +60,13 @@ def off(name: str, workers: int, training: float, **how: Any) -> float | None:
 PAIR = ("star", "ring-naive")
 CASES = [(name, m, c, down) for name in PAIR for m in (2, 3, 8) for c in (QUICK, SLOW) for down in (0, 1)]
 CASES += [(name, 8, QUICK, 1) for name in ("ring", "halving-doubling", "recursive-doubling", "tree", "all-to-all")]
+CASES += [(name, 8, c, down) for name in ("mapreduce", "fedavg") for c in (QUICK, SLOW) for down in (0, 1)]
+CASES += [("gossip", m, c, 0) for m in (3, 8) for c in (QUICK, SLOW)]
 CASES.append(("star", 64, QUICK, 1))
+MANY = ("ring", "ring-naive", "hierarchical", "halving-doubling", "recursive-doubling", "tree", "all-to-all", "fedavg")
+CASES += [
+    pytest.param(name, 64, c, down, marks=pytest.mark.long) for name in MANY for c in (QUICK, SLOW) for down in (0, 1)
+]
 
 
 @pytest.mark.parametrize(("name", "workers", "training", "down"), CASES)
@@ -61,6 +76,10 @@ def test_a_collectives_formula_is_its_consecutive_rounds(name: str, workers: int
 
 
 SERVED = [(m, s, c, down) for m, s in ((2, 2), (8, 1), (8, 2), (2, 8)) for c in (QUICK, SLOW) for down in (0, 1)]
+SERVED += [
+    pytest.param(m, s, c, down, marks=pytest.mark.long)
+    for m in (16, 64) for s in (1, 4, 8) for c in (QUICK, SLOW) for down in (0, 1)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "servers", "training", "down"), SERVED)
@@ -73,7 +92,7 @@ def test_the_formulas_of_servers(workers: int, servers: int, training: float, do
     assert found is not None and abs(found) < 0.02
 
 
-@pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling"])
+@pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling", "gossip"])
 def test_no_formula_is_shown_where_none_holds(name: str) -> None:
     assert off(name, 3, QUICK, down=True) is None
 

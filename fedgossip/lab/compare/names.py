@@ -97,12 +97,15 @@ def _gossip(mode: str, words: str) -> Paradigm:
         "topology",
         {"algorithm": {"mode": mode}},
         lambda at: gossip(at.size, at.links, at.times, _graph(at)) if waits else pairs(at.size, at.links, at.times),
-        lambda at: (
-            neighbours(_degree(at), at.size, at.links) if waits else pairs_in_turn(at.size, at.links, at.training)
-        ),
+        _among_neighbours if waits else lambda at: pairs_in_turn(at.size, at.links, at.training),
         words,
         by_steps=waits,
     )
+
+
+def _among_neighbours(at: Setting) -> float | None:
+    """Return None through downlinks: no closed form, two messages may reach a peer at once."""
+    return None if math.isfinite(at.links.down) else neighbours(_degree(at), at.size, at.links)
 
 
 def _graph(at: Setting) -> Schedule:

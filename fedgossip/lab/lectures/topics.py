@@ -58,7 +58,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: dict[str, float] = {}
     """Further names of formulas."""
     words: list[str] = []
-    """Other words by which it is found."""
+    """Other words by which it is found, in small letters with hyphens."""
 
 
 @cache
@@ -88,9 +88,11 @@ def _computed(topic: Topic) -> Topic:
 
 
 def name_of(word: str) -> str:
-    """Return the topic of a word.  Raises ConfigError, with the nearest one, for an unknown word."""
-    known = {other.lower(): name for name, topic in topics().items() for other in (name, *topic.words)}
-    found = known.get(word.lower().replace("_", "-"))
+    """Return the topic of a word, with hyphens, spaces or "_" in it.  Raises ConfigError, with the nearest one, for an
+    unknown word.
+    """
+    known = {other: name for name, topic in topics().items() for other in (name, *topic.words)}
+    found = known.get("-".join(word.lower().replace("_", " ").split()))
     if found is None:
         raise ConfigError(f"there is no lecture on {word!r}", nearest(word.lower(), known))
     return found
