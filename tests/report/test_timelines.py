@@ -38,6 +38,10 @@ CRASH = {"kind": "crash", "start": 0.07, "after": 0.1, "peers": [1]}
 RUNS: dict[str, Content] = {
     "ring": {"parallel": {"method": "ring", "workers": 4}},
     "star": {"parallel": {"method": "star", "workers": 4}},
+    "naive": {"parallel": {"method": "ring-naive", "workers": 4}},
+    "overlap": {"parallel": {"method": "tree", "workers": 4, "bucket": 400, "overlap": True}},
+    "mapreduce": {"parallel": {"method": "mapreduce", "workers": 4}},
+    "fedbuff": {"coordinator": {"clients": 4, "algorithm": "fedbuff", "secure": {"on": False}}},
     "servers": {"parallel": {"method": "parameter-server", "workers": 4, "server": {"staleness": 2}}},
     "fedavg": {"coordinator": {"clients": 4, "secure": {"on": False}}},
     "gossip": {"topology": {"graph": "ring", "n": 4}},
