@@ -328,7 +328,7 @@ def chrome_trace(timelines: Iterable[tuple[str, Timeline, Sequence[str]]]) -> by
             took = {"ts": bar.began / 1e3, "dur": (bar.ended - bar.began) / 1e3}
             events.append({"ph": "X", "name": bar.what, "pid": place, "tid": bar.node, **took, **colour})
         for one in timeline.messages:
-            if one.arrived < 0:
+            if not 0 <= one.arrived <= timeline.until:  # a flow that ends beyond all slices is not drawn
                 continue
             flow = {"name": "message", "cat": "message", "id": flows, "pid": place}
             args = {"args": {"bytes": one.payload}}
