@@ -333,7 +333,7 @@ class StepShape:
         listed = {id(one) for layer in gathered for one in layer.parameters()}
         rest = any(id(one) not in listed for one in module.parameters())
         own, whole, passed = _passes(module, stages, plan, mesh.tensor, train)
-        held = max(one.parameters for one in memory_of(module, stages, plan, unsharded, places))
+        whole_rows = max(one.parameters for one in memory_of(module, stages, plan, unsharded, places))
         experts = experts_of(module)
         of_experts = sum(one.wide.numel() + one.narrow.numel() for one in experts) // mesh.expert
         uncounted = next((name for name, layer in module.named_modules() if isinstance(layer, nn.LSTM)), "")
@@ -349,7 +349,7 @@ class StepShape:
             flops=tuple(flops / mesh.context for flops in own),
             whole_flops=whole,
             uncounted=uncounted,
-            held=held,
+            held=whole_rows,
             units=len(gathered) + rest,
             passed=passed,
             divided=tuple(_sums(layer, style, gives_back=back) for layer, style, back in layers),
@@ -358,7 +358,7 @@ class StepShape:
             logits=module.layer.out_features if isinstance(module, Transformer) else 0,
             experts=len(experts[0].router) if experts else 0,
             uses=uses_of(experts[0]) if experts else 0.0,
-            common=held - FLOAT * of_experts,
+            common=whole_rows - FLOAT * of_experts,
         )
 
     @cached_property
