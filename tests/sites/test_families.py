@@ -31,6 +31,7 @@ from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, Family
 from fedgossip.sites.fits.families.gee import ClusterSums
 from fedgossip.sites.fits.families.likelihoods import SiteSample
 from fedgossip.sites.fits.families.meta_analysis import own_model
+from fedgossip.sites.fits.families.ranks import rank_test
 from fedgossip.sites.fits.families.table_one import fisher, together
 from fedgossip.sites.plans.fits import FAMILIES, planned_fit
 
@@ -368,6 +369,74 @@ def test_two_groups_have_students_and_fishers_tests(folder: Path) -> None:
     assert p["age", "Welch"] == pytest.approx(stats.ttest_ind(of["age"][ill], of["age"][~ill], equal_var=False).pvalue)
     for table in ([[8, 2], [1, 5]], [[30, 12], [11, 30]], [[5, 0], [3, 9]]):
         assert fisher(np.array(table)) == pytest.approx(stats.fisher_exact(table).pvalue, rel=1e-9)
+
+
+def test_groups_are_compared_by_the_ranks_of_their_bins(folder: Path) -> None:
+    """By scipy on values replaced by their bins."""
+    from scipy import stats
+
+    of, edges = everybody(folder), {one.name: one.edges for one in read(folder / "table1.json").columns}
+    for by, named in (("ward", "Kruskal and Wallis"), ("ill", "Wilcoxon")):
+        found = fitted(folder, "table1", "--set", f"model.source=table1?by={by}&tests=ranks")
+        tests = {(row[0], row[1]): row[2:] for row in found.tables[2].rows}
+        plain = fitted(folder, "table1", "--set", f"model.source=table1?by={by}")
+        assert [row for row in found.tables[2].rows if row[1] != named] == list(plain.tables[2].rows)
+        for name in ("age", "salt"):
+            bins = np.searchsorted(edges[name], of[name], side="right")
+            groups = [of[by] == one for one in found.design.classes]
+            beside = stats.kruskal(*(bins[rows] for rows in groups))
+            statistic, freedom, p = tests[name, named]
+            assert (statistic, freedom) == (float(f"{beside.statistic:.2g}"), str(len(groups) - 1))
+            assert p == pytest.approx(stats.chi2.sf(float(str(statistic)), len(groups) - 1), rel=1e-10)
+        agreed = {one.name: one.quantiles for one in read(folder / "table1.json").columns}
+        assert found.tables[-1].rows == tuple((name, *agreed[name].values()) for name in ("age", "salt", "cost"))
+        assert found.tables[-1].boxes == found.tables[-1].head[1:] == ("5 %", "25 %", "50 %", "75 %", "95 %")
+
+
+def possible_counts(counts: np.ndarray, at: int) -> set[int]:
+    """Return the numbers of records that the first of two groups can have in a bin, by all that is told: bins of all
+    records, sizes of groups and the test; by all sums of ranks that lead to it, one bin after another."""
+    of_bins, size, total = counts.sum(axis=0), int(counts[0].sum()), int(counts.sum())
+    doubled = 2 * np.cumsum(of_bins) - of_bins + 1  # ranks, twice
+    told = rank_test(counts)
+    assert told is not None
+    ties = 1 - float((of_bins.astype(float) ** 3 - of_bins).sum()) / (float(total) ** 3 - total)
+    sums = 0
+    for w in range(total * (total + 1) + 1):
+        of_both = (w / 2) ** 2 / size + ((total * (total + 1) - w) / 2) ** 2 / (total - size)
+        h = (12 / (total * (total + 1)) * of_both - 3 * (total + 1)) / ties
+        if float(f"{max(h, 0.0):.2g}") == told.statistic:
+            sums |= 1 << w
+
+    def reached(value: int) -> bool:
+        ways = {0: 1}  # by the records until now: the sums of ranks, a bit each
+        for k, most in enumerate(of_bins.tolist()):
+            after = dict[int, int]()
+            for until, before in ways.items():
+                for here in [value] if k == at else range(most + 1):
+                    after[until + here] = after.get(until + here, 0) | before << int(doubled[k]) * here
+            ways = after
+        return bool(ways.get(size, 0) & sums)
+
+    return {value for value in range(int(of_bins[at]) + 1) if reached(value)}
+
+
+def test_ranks_tell_no_small_count_of_a_bin(request: pytest.FixtureRequest) -> None:
+    seen = 0
+    for seed in range(100 if request.config.getoption("--long") else 3):
+        rng = np.random.default_rng(seed)
+        counts = np.array([np.bincount(rng.binomial(9, share, 40), minlength=10) for share in (0.4, 0.5)])
+        for group, at in np.argwhere((counts > 0) & (counts < 5) & (counts.sum(axis=0) >= 5)).tolist():
+            seen += 1
+            known = possible_counts(counts if group == 0 else counts[::-1], at)
+            assert int(counts[group, at]) in known and len(known) > 1, (seed, counts.tolist(), group, at)
+    assert seen > 5
+
+
+def test_ranks_are_of_groups(folder: Path) -> None:
+    for source in ("table1?tests=ranks", "table1?by=ward&tests=signs"):
+        with pytest.raises(ConfigError, match=r"tests=(ranks without by|signs)"):
+            planned_fit(load_experiment(folder / "table1.toml", [f"model.source={source}"]))
 
 
 def measured(folder: Path, few: int, empty: int) -> Mapping[str, FamilyFit]:

@@ -149,17 +149,48 @@ def _of_family(fit: FamilyFit) -> list[Markup | None]:
 
 
 def _picture(one: ResultTable) -> Markup | None:
-    """Return a forest plot of the rows with an interval; None for a table without intervals."""
+    """Return a forest plot of the rows with an interval, or their box plot; None for a table without either."""
+    if one.boxes is not None:
+        return _boxes(one.name, _drawn_rows(one, one.boxes))
     if one.forest is None:
         return None
     *names, null = one.forest
-    columns = [one.head.index(name) for name in names]
-    there = []
+    rows = [(name, values[0], values[1], values[2]) for name, values in _drawn_rows(one, names)]
+    return _forest(one.name, names[0], rows, null)
+
+
+def _drawn_rows(one: ResultTable, names: Sequence[str]) -> list[tuple[str, list[float]]]:
+    """Return the name of each row and its numbers in these columns, of rows with all of them."""
+    columns, there = [one.head.index(name) for name in names], list[tuple[str, list[float]]]()
     for row in one.rows:
-        found = [value for value in (row[k] for k in columns) if isinstance(value, float | int)]
+        found = [float(value) for value in (row[k] for k in columns) if isinstance(value, float | int)]
         if len(found) == len(columns):
-            there.append((str(row[0]), found[0], found[1], found[2]))
-    return _forest(one.name, names[0], there, null)
+            there.append((str(row[0]), found))
+    return there
+
+
+def _boxes(title: str, rows: Sequence[tuple[str, list[float]]]) -> Markup | None:
+    """Return a box plot of (name, five quantiles), each from its first quantile to its last."""
+    there = [(name, of) for name, of in rows[:COLUMNS] if of[0] < of[-1]]
+    if not there:
+        return None
+
+    def paint(to: Figure) -> None:
+        axes = to.subplots()
+        for place, (_, of) in enumerate(reversed(there)):
+            low, left, median, right, high = ((one - of[0]) / (of[-1] - of[0]) for one in of)
+            axes.plot([low, left], [place, place], color=BLUE)
+            axes.plot([right, high], [place, place], color=BLUE)
+            axes.barh(place, right - left, 0.5, left, facecolor="none", edgecolor=BLUE)
+            axes.plot([median, median], [place - 0.25, place + 0.25], color=BLUE, linewidth=2)
+        named = [f"{name}, {number(of[0])} to {number(of[-1])}" for name, of in reversed(there)]
+        axes.set_yticks(range(len(there)), named)
+        axes.set_ylim(-0.6, len(there) - 0.4)
+        axes.set_xticks([])
+
+    name = f"boxes-{'-'.join(title.split())}"
+    caption = "Each from its 5 % to its 95 % quantile; the box is from quartile to quartile, with the median."
+    return grid(figure(name, draw(name, 0.9 + 0.28 * len(there), paint), title.capitalize(), caption))
 
 
 def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float]], null: float) -> Markup | None:

@@ -96,11 +96,13 @@ class ResultTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Columns of estimate, lower and upper bound, for a forest plot, and the value without effect."""
     curve: tuple[str, str] | None = None
     """Columns of the two axes, for a curve."""
+    boxes: tuple[str, str, str, str, str] | None = None
+    """Columns of five ascending quantiles, for a box plot of the rows: the whiskers, the quartiles, the median."""
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.head) for row in self.rows):
             raise ValueError(f"{self.name}: a row of another length than the head")
-        if unknown := {*(self.forest or ())[:-1], *(self.curve or ())} - set(self.head):
+        if unknown := {*(self.forest or ())[:-1], *(self.curve or ()), *(self.boxes or ())} - set(self.head):
             raise ValueError(f"{self.name}: columns {', '.join(sorted(unknown))} are drawn, and there are none")
 
 

@@ -2,6 +2,7 @@
 
     numbers      mean (deviation) of each group;  Welch's test of equal means, for two groups his t test
     categories   records of each group;  Pearson's chi squared, uncorrected; for two by two also Fisher's exact test
+    ranks        (tests=ranks) a test by the agreed histogram, see `ranks`
     difference   the largest of two groups:  |m1 - m2| / sqrt((s1^2 + s2^2) / 2);  of categories, with p the shares of
                  all except the first,  sqrt((p1 - p2)' S^-1 (p1 - p2)),  S the mean of the groups' diag(p) - p p'
 
@@ -24,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
-from fedgossip.data.agreed.column_sums import SITES
+from fedgossip.data.agreed.agreed_table import QUANTILES, AgreedColumn, AgreedTable
+from fedgossip.data.agreed.column_sums import BINS, SITES, histogram
 from fedgossip.data.agreed.suppression import hidden_rows
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SiteColumns
@@ -41,6 +42,7 @@ from fedgossip.sites.fits.families.family import (
     ResultTable,
     SumBlock,
 )
+from fedgossip.sites.fits.families.ranks import rank_test
 from fedgossip.sites.fits.glm.glm import Values
 
 GROUPS = 12
@@ -50,6 +52,9 @@ FINE = 64
 """Fraction (1 / FINE) of a deviation to which moments are rounded if the number of empty cells is withheld."""
 HEAD = ("p", "difference")
 TESTS = ("column", "test", "statistic", "degrees of freedom", "p")
+RANKS = "ranks"
+SHARES = ("5 %", "25 %", "50 %", "75 %", "95 %")
+"""Names of the agreed QUANTILES."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +63,21 @@ class GroupedColumns:
 
     columns: SiteColumns
     groups: npt.NDArray[np.int64]
+    edges: Mapping[str, Sequence[float]]
+    """Edges of the agreed histogram of each column of numbers."""
 
 
 class TableOne:
     name = "table1"
     kinds = (CLASSIFICATION, REGRESSION)
-    options = ("by",)
+    options = ("by", "tests")
     predicts = False
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         by = options.get("by", "")
+        if options.get("tests", RANKS) != RANKS or ("tests" in options and not by):
+            text = f"tests={options['tests']}" + ("" if by else " without by")
+            raise ConfigError(text, f"Groups are compared by ranks too with  table1?by=COLUMN&tests={RANKS}.")
         words = {one.name: one for one in agreed.columns if one.categories}
         if by and by not in words:
             text = f"by={by}: no column of words"
@@ -97,21 +107,26 @@ class TableOne:
             else:
                 found |= {f"empty {name}": SumBlock(groups, counts=True), f"sum {name}": SumBlock(groups)}
                 found[f"squares {name}"] = SumBlock(groups, positive=True)
+                if "tests" in d.options:
+                    found[f"bins {name}"] = SumBlock(groups * (BINS + 2), counts=True)
         return (found,)
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         each = f", in each of {len(d.classes)} groups of {d.outcome}" if d.outcome else ""
         counts = "the records of each category and at how many sites they are"
-        return (f"the number of records, and of {len(d.columns)} columns sums and sums of squares, or {counts}{each}",)
+        bins = f", their histograms of {BINS} bins" if "tests" in d.options else ""
+        sums = f"sums and sums of squares{bins}"
+        return (f"the number of records, and of {len(d.columns)} columns {sums}, or {counts}{each}",)
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> GroupedColumns:
         site = SiteColumns(file, agreed.schema, agreed.suppress)
+        edges = {one.name: one.edges for one in agreed.columns}
         if not d.outcome:
-            return GroupedColumns(site, np.zeros(site.records, np.int64))
+            return GroupedColumns(site, np.zeros(site.records, np.int64), edges)
         if (empty := sum(one is None for one in site.cells[d.outcome])) > 0:
             text = f"column {d.outcome!r}: empty in {empty} records"
             raise ConfigError(text, "A group has to be known: fill the cells, or leave the rows out.")
-        return GroupedColumns(site, np.array([d.classes.index(str(one)) for one in site.cells[d.outcome]]))
+        return GroupedColumns(site, np.array([d.classes.index(str(one)) for one in site.cells[d.outcome]]), edges)
 
     def records(self, site: GroupedColumns) -> int:
         return site.columns.records
@@ -129,9 +144,15 @@ class TableOne:
                 found |= {f"of {name}": table, f"at {name}": table > 0}
                 continue
             there = np.array([one is not None for one in cells])
-            z = (np.array([one if one is not None else mean for one in cells], float) - mean) / deviation
-            for what, values in (("empty", ~there), ("sum", z * there), ("squares", z * z * there)):
-                found[f"{what} {name}"] = np.bincount(site.groups, values.astype(float), minlength=groups)
+            values = np.array([one if one is not None else mean for one in cells], float)
+            z = (values - mean) / deviation
+            for what, each in (("empty", ~there), ("sum", z * there), ("squares", z * z * there)):
+                found[f"{what} {name}"] = np.bincount(site.groups, each.astype(float), minlength=groups)
+            if "tests" in d.options:
+                edges = np.array(site.edges[name])
+                of_groups = (values[there & (site.groups == group)] for group in range(groups))
+                none = [0] * (BINS + 2)
+                found[f"bins {name}"] = [histogram(one, edges) if len(edges) else none for one in of_groups]
         return found
 
     def uneven(self, d: FamilyDesign, site: GroupedColumns, round: int, pooled: Sequence[PooledRound]) -> str:  # noqa: ARG002
@@ -159,12 +180,16 @@ class TableOne:
             means += [(name, *one) for one in zip(d.classes, found.means, found.deviations, strict=True)]
             if found.statistic is not None:
                 tests.append((name, "Welch", found.statistic, f"{len(sizes) - 1}, {found.freedom:.4g}", found.p))
+            if "tests" in d.options and (ranked := _of_ranks(d, known_columns[name], of)):
+                tests.append(ranked)
         head = ("", *(f"{d.outcome} = {one}" if d.outcome else one for one in d.classes), *HEAD)
         tables = [ResultTable("table 1", head, tuple(map(tuple, rows)))]
         if means:
             tables.append(ResultTable("means", ("column", "group", "mean", "deviation"), tuple(means)))
         if tests:
             tables.append(ResultTable("tests", TESTS, tuple(tests)))
+        if "tests" in d.options and (quantiles := _quantiles(d, known_columns)):
+            tables.append(quantiles)
         remarks = ["differences are standardised: in deviations, the largest of two groups"] if len(sizes) > 1 else []
         if d.constant:
             why = "left out, for they have few different values and a mean would count them"
@@ -233,6 +258,24 @@ def welch(n: Values, mean: Values, variance: Values) -> tuple[float, float, floa
     f = float((w * (mean - centre) ** 2).sum() / (k - 1)) / (1 + 2 * (k - 2) / (k * k - 1) * spread)
     freedom = (k * k - 1) / (3 * spread)
     return f, freedom, float(special.fdtrc(k - 1, freedom, f))
+
+
+def _of_ranks(d: FamilyDesign, column: AgreedColumn, of: PooledRound) -> tuple[Cell, ...] | None:
+    """Return the test by ranks of a column; None if a group has few numbers."""
+    counts = of[f"bins {column.name}"].reshape(len(d.classes), BINS + 2)
+    numbers = counts.sum(axis=1)
+    found = None if ((numbers > 0) & (numbers < d.suppress)).any() else rank_test(counts)
+    if found is None:
+        return None
+    name = "Wilcoxon" if len(counts) == 2 else "Kruskal and Wallis"
+    return column.name, name, found.statistic, str(found.freedom), found.p
+
+
+def _quantiles(d: FamilyDesign, columns: Mapping[str, AgreedColumn]) -> ResultTable | None:
+    """Return the agreed quantiles of the columns of numbers, of all records; None without any."""
+    shown = [columns[name] for name in d.columns if columns[name].quantiles]
+    rows = tuple((one.name, *(one.quantiles.get(f"{share:g}") for share in QUANTILES)) for one in shown)
+    return ResultTable("quantiles of all", ("column", *SHARES), rows, boxes=SHARES) if rows else None
 
 
 # --- categories -------------------------------------------------------------------------------------------------------
