@@ -72,13 +72,10 @@ class Collecting(Generic[Answer]):
 
     def __init__(self, session: Session, expected: frozenset[int]) -> None:
         self.session, self.expected = session, expected
+        self.waiting = set(expected)
+        """The clients without a reply so far."""
         self._answers: dict[int, Answer] = {}
         self._closed = False
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """Return the clients without a reply so far."""
-        return self.expected - self._answers.keys()
 
     def _read(self, client: int, frame: bytes, kind: type[Wanted]) -> Wanted:
         """Return the client's message.  Raises ProtocolError if none is due."""
@@ -92,6 +89,10 @@ class Collecting(Generic[Answer]):
         if client in self._answers:
             raise frames.refused(client, f"a second {message!r}")
         return message
+
+    def _keep(self, client: int, answer: Answer) -> None:
+        self._answers[client] = answer
+        self.waiting.discard(client)
 
     def _end(self) -> dict[int, Answer]:
         """Close the stage.  Raises ProtocolError if it is closed."""
@@ -212,7 +213,7 @@ class Inviting(Collecting[frames.Keys]):
         if len(publics) < 2 or self._used & publics:
             raise frames.refused(client, "a key that exists already")
         self._used |= publics
-        self._answers[client] = keys
+        self._keep(client, keys)
 
     def close(self) -> Distributing:
         """Return the next step, with all clients that sent keys."""
@@ -243,7 +244,7 @@ class Distributing(Collecting[dict[int, bytes]]):
         sealed, s = dict(message.sealed), self.session
         if len(sealed) < len(message.sealed) or sealed.keys() != (s.group(client) & s.keys.keys()) - {client}:
             raise frames.refused(client, "shares that are not one for each neighbour")
-        self._answers[client] = sealed
+        self._keep(client, sealed)
 
     def close(self) -> Summing:
         sealed, s = self._end(), self.session
@@ -350,7 +351,7 @@ class Summing(Collecting[None]):
 
     def _add(self, client: int, head: frames.MaskedHeader, words: Words) -> None:
         add(self._total, words, self.session.descriptor.width)
-        self._answers[client] = None
+        self._keep(client, None)
         if head.ahead:
             self._ahead[client] = head.ahead
 
@@ -385,7 +386,7 @@ class Consenting(Collecting[bytes]):
         message = self._read(client, frame, frames.Consent)
         if not verify(self.session.roster.identity(client), message.signature, self._content):
             raise frames.refused(client, "a signature on other survivors")
-        self._answers[client] = message.signature
+        self._keep(client, message.signature)
 
     def close(self) -> Unmasking:
         signatures, s = self._end(), self.session
@@ -413,7 +414,7 @@ class Unmasking(Collecting[dict[int, bytes]]):
         due = [(v, v in alive) for v in sorted(self.session.group(client) & self._sum.shared)]
         if [(v, lives) for v, lives, _ in message.shares] != due:
             raise frames.refused(client, "shares that are not one of each in its group, of the right kind")
-        self._answers[client] = {v: share for v, _, share in message.shares}
+        self._keep(client, {v: share for v, _, share in message.shares})
 
     def close(self) -> Summed:
         """Return the sum, with all masks removed.  Raises RoundAbandoned (TOO_FEW, SHARE_INVALID)."""

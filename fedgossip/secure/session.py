@@ -100,6 +100,11 @@ class ParticipantRoster:
 
 def ranges(ids: Sequence[int]) -> str:
     """Return ascending ids as text: "0-3,7"."""
+    return _ranges(tuple(ids))
+
+
+@lru_cache(maxsize=8)  # a simulation logs one cohort for each of its clients
+def _ranges(ids: tuple[int, ...]) -> str:
     parts: list[list[int]] = []
     for one in ids:
         if parts and one == parts[-1][1] + 1:

@@ -107,8 +107,8 @@ def _value(shares: Mapping[int, bytes], places: tuple[int, ...], x: int) -> int:
 @lru_cache(maxsize=64)
 def basis(places: tuple[int, ...], x: int = 0) -> tuple[int, ...]:
     """Return the Lagrange factors at `x` for these places; they are public.  One inversion for all of them."""
-    tops = [math.prod(x - q for q in places if q != p) % P for p in places]
-    bottoms = [math.prod(p - q for q in places if q != p) % P for p in places]
+    tops = _products_of_others([x - q for q in places])
+    bottoms = [math.prod([p - q for q in places if q != p]) % P for p in places]
     before = [1]
     for bottom in bottoms:
         before.append(before[-1] * bottom % P)
@@ -117,6 +117,15 @@ def basis(places: tuple[int, ...], x: int = 0) -> tuple[int, ...]:
         factors[i] = tops[i] * before[i] * inverse % P
         inverse = inverse * bottoms[i] % P
     return tuple(factors)
+
+
+def _products_of_others(factors: Sequence[int]) -> list[int]:
+    """Return for each factor the product modulo p of all others: of those before it and those behind it."""
+    before, behind = [1], [1]
+    for left, right in zip(factors, reversed(factors), strict=True):
+        before.append(before[-1] * left % P)
+        behind.append(behind[-1] * right % P)
+    return [one * other % P for one, other in zip(before, behind[-2::-1], strict=False)]
 
 
 # --- with shares that may be wrong ------------------------------------------------------------------------------------

@@ -325,7 +325,7 @@ class SumServer:
     @property
     def waiting(self) -> frozenset[int]:
         """Return the clients without a reply in this stage."""
-        return self._step.waiting if self._step else frozenset()
+        return frozenset(self._step.waiting) if self._step else frozenset()
 
     @property
     def result(self) -> SumResult:

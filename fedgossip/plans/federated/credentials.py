@@ -66,13 +66,18 @@ class DrawnMembers(Sequence[RosterMember]):
 
     def __init__(self, seed: int, size: int) -> None:
         self.seed, self.size = seed, size
-        self._keys: dict[int, tuple[bytes, Sign]] = {}
+        self._made: dict[int, tuple[RosterMember, Sign]] = {}
 
     def keys(self, node: int) -> tuple[bytes, Sign]:
         """Return a participant's identity and its signing function."""
-        if node not in self._keys:
-            self._keys[node] = signer(stream(self.seed, "identity", node).bytes(32))
-        return self._keys[node]
+        member, sign = self._make(node)
+        return member.identity, sign
+
+    def _make(self, node: int) -> tuple[RosterMember, Sign]:
+        if node not in self._made:
+            identity, sign = signer(stream(self.seed, "identity", node).bytes(32))
+            self._made[node] = RosterMember(identity, "", f"sim:{node}"), sign
+        return self._made[node]
 
     def roster(self) -> ParticipantRoster:
         """Return the roster of all members."""
@@ -88,8 +93,8 @@ class DrawnMembers(Sequence[RosterMember]):
     def __getitem__(self, place: int | slice) -> RosterMember | DrawnMembers:
         if isinstance(place, slice):
             first = DrawnMembers(self.seed, len(range(*place.indices(self.size))))
-            first._keys = self._keys  # members keep their indices: rosters are only truncated at the end
+            first._made = self._made  # members keep their indices: rosters are only truncated at the end
             return first
         if not 0 <= place < self.size:
             raise IndexError(place)
-        return RosterMember(self.keys(place)[0], "", f"sim:{place}")
+        return self._make(place)[0]

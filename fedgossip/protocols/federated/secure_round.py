@@ -232,10 +232,9 @@ class SecureRound:
         return effects
 
     def _complete(self, step: _Step) -> bool:
-        waiting = step.waiting & self.here
         if isinstance(step, server.Summing) and len(step.expected) - len(step.waiting) >= self.draw.wanted:
             return True
-        return not waiting
+        return step.waiting.isdisjoint(self.here)
 
     def _close(self) -> list[Effect]:
         assert self._step is not None
