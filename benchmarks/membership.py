@@ -150,17 +150,24 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.05)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = {str(n): quiet_and_deaths(n, options.deaths, options.seconds) for n in options.members}
-    if options.join:
-        found |= {f"join {n}": join(n) for n in options.members}
+    if not options.json:
+        print(machine(), flush=True)
+    found: dict[str, dict[str, float]] = {}
+
+    def note(name: str, about: dict[str, float]) -> None:
+        """Print a line as it ends: a large one takes minutes."""
+        found[name] = about
+        if not options.json:
+            print(f"{name:>6}: " + ", ".join(f"{title} {value:.6g}" for title, value in about.items()), flush=True)
+
+    for n in options.members:
+        note(str(n), quiet_and_deaths(n, options.deaths, options.seconds))
+    for n in options.members if options.join else ():
+        note(f"join {n}", join(n))
     if options.hour:
-        found["hour"] = hour(options.hour, options.loss)
+        note("hour", hour(options.hour, options.loss))
     if options.json:
-        return print(json.dumps(found))
-    print(machine())
-    for name, about in found.items():
-        print(f"{name:>6}: " + ", ".join(f"{title} {value:.6g}" for title, value in about.items()), flush=True)
-    return None
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

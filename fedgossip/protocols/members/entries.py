@@ -65,7 +65,7 @@ EMPTY = Bucket({})
 class Entries(Mapping[NodeId, Entry]):
     """Entries by id, in no order.  Immutable; `with_entry` returns another, with all other buckets in common."""
 
-    __slots__ = ("_count", "buckets")
+    __slots__ = ("_count", "_ids", "_spans", "buckets")
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         found: dict[int, dict[NodeId, Entry]] = {}
@@ -73,13 +73,17 @@ class Entries(Mapping[NodeId, Entry]):
             found.setdefault(bucket_of(entry.node), {})[entry.node] = entry
         self.buckets = tuple(Bucket(found[k]) if k in found else EMPTY for k in range(BUCKETS))
         self._count = sum(len(one.entries) for one in self.buckets)
+        self._ids: tuple[NodeId, ...] | None = None
+        self._spans: Counter[tuple[int, int]] | None = None
 
     def with_entry(self, entry: Entry) -> Entries:
         """Return these entries with `entry`, in place of an earlier one of its node."""
         changed, at = Entries(), bucket_of(entry.node)
         bucket = Bucket({**self.buckets[at].entries, entry.node: entry})
         changed.buckets = (*self.buckets[:at], bucket, *self.buckets[at + 1 :])
-        changed._count = self._count + (entry.node not in self)
+        known = entry.node in self
+        changed._count = self._count + (not known)
+        changed._ids = self._ids if known else None
         return changed
 
     def __getitem__(self, node: NodeId) -> Entry:
@@ -98,12 +102,20 @@ class Entries(Mapping[NodeId, Entry]):
         return self._count
 
     @property
+    def ids(self) -> tuple[NodeId, ...]:
+        """The ids, ascending; sorted once for all rosters with the same members."""
+        if self._ids is None:
+            self._ids = tuple(sorted(self))
+        return self._ids
+
+    @property
     def spans(self) -> Counter[tuple[int, int]]:
         """Number of members by (first round, end)."""
-        found: Counter[tuple[int, int]] = Counter()
-        for bucket in self.buckets:
-            found.update(bucket.spans)
-        return found
+        if self._spans is None:
+            self._spans = Counter()
+            for bucket in self.buckets:
+                self._spans.update(bucket.spans)
+        return self._spans
 
     def has_key(self, key: str) -> bool:
         """Return whether `key` is the key of any member's links."""

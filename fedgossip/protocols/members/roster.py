@@ -190,8 +190,12 @@ class Roster:
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
         """Return the participants of `round`, ascending."""
-        out = self.out(round)
-        return tuple(node for node in sorted(self.entries) if node not in out and self._is_member(node, round))
+        absent = {*self.out(round), *self.revoked}
+        for bucket in self.entries.buckets:  # almost always all of a bucket take part
+            if not all(_covers(span, round) for span in bucket.spans):
+                spans = ((one.node, (one.since, one.until)) for one in bucket.entries.values())
+                absent.update(node for node, span in spans if not _covers(span, round))
+        return without(self.entries.ids, absent)
 
     def present(self) -> tuple[NodeId, ...]:
         """Return the members that are neither gone nor leaving nor revoked, ascending."""
@@ -289,7 +293,7 @@ class Roster:
         lives = {node: self.entries[node].incarnation for node in self.verdicts}
         return refuted(self.verdicts, lives, sum(count for (since, _), count in self._spans.items() if since >= 0))
 
-    @cached_property
+    @property
     def _spans(self) -> Counter[tuple[int, int]]:
         return self.entries.spans
 
@@ -429,6 +433,14 @@ class _Named:
         return tuple(self.ids[j] for j in self.weights.targets(place)) if place >= 0 else ()
 
 
+def without(ids: tuple[NodeId, ...], absent: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """Return the ascending `ids` without the `absent` ones; the same object if none of them is absent."""
+    for node in absent:
+        if (place := _place(ids, node)) >= 0:
+            ids = ids[:place] + ids[place + 1 :]
+    return ids
+
+
 def _place(ids: Sequence[NodeId], node: NodeId) -> int:
     """Return the index of `node` in the ascending `ids`, or -1."""
     place = bisect_left(ids, node)
@@ -500,7 +512,7 @@ def contacts_of(roster: Roster, node: NodeId, most: int, schedule: Callable[[], 
 
     All, up to `most` members; above, those at distances of powers of two, and the partners in the `schedule`.
     """
-    ids = sorted(roster.entries.keys() - roster.revoked.keys())
+    ids = without(roster.entries.ids, roster.revoked)
     own = _place(ids, node)
     if len(ids) <= most or own < 0:
         return [other for other in ids if other != node]
