@@ -57,6 +57,21 @@ said: st.SearchStrategy[News] = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
+@given(st.lists(said, max_size=12), st.integers(0, 40), st.booleans())
+def test_the_participants_of_a_round_are_the_members_that_take_part_in_it(
+    news: list[News], round: int, revokes: bool
+) -> None:
+    """Each roster's ids are sorted once and lose the absent ones; asked one by one, the members say the same."""
+    roster = taken(news)
+    revoked = {1: Revocation(1, "key1", "sign1")} if revokes else {}
+    for one in (roster, replace(roster, revoked=revoked), taken(news, [entry(N + 1, 9)])):
+        assert one.entries.ids == tuple(sorted(one.entries))
+        found = one.participants(round)
+        assert found == tuple(i for i in one.entries.ids if one.takes_part(i, round))
+        assert len(found) < len(one.entries) or found is one.entries.ids
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.lists(said, max_size=12), st.data())
 def test_any_order_and_duplication_of_news_gives_the_same_roster(news: list[News], data: st.DataObject) -> None:
     again = data.draw(st.permutations(news + data.draw(st.lists(st.sampled_from(news), max_size=4)) if news else news))
