@@ -22,15 +22,17 @@ from pages import blocks, page
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector, frozen
+from fedgossip.cli.sites.fit import describe
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import unknown
 from fedgossip.data.columns.table_schema import TableSchema
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
-from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, of_clusters
+from fedgossip.sites.fits.glm.glm_result import GlmFit, coefficient, fit_of, of_clusters
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, PriorColumn, SiteRecords
 from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.releases.fitted import section_of
 
 NOTHING = unknown(TableSchema(()), 1)
 """Agreed statistics of no column."""
@@ -841,3 +843,22 @@ def test_rows_outside_of_what_was_agreed_are_marked(folder: Path, tmp_path: Path
     said = typed(["predict", "fit", "usual.csv", "--out", "usual-scored.csv"], tmp_path)
     assert said.code == 0 and "warning" not in said.err
     assert "remarks" not in (tmp_path / "usual-scored.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("rounded", "together", "words"),
+    [
+        (False, 0.1, ""),
+        (True, None, "rounded: few records share two categories"),
+        (True, 0.1, "deviances are rounded: few records have the largest counts"),
+    ],
+)
+def test_a_rounded_fit_says_why(rounded: bool, together: float | None, words: str) -> None:
+    d = GlmDesign(family="poisson", outcome="y", columns=("a",), places=(0,), mean=(0.0,), deviation=(1.0,), steps=16)
+    fit = GlmFit(
+        design=d, sites=3, least=3, records=90, steps=3, converged=True, dispersion=1.0, rank=2, deviance=88.0,
+        null_deviance=None, aic=None, coefficients=(coefficient("(intercept)", 1.0, 0.5), coefficient("a", 1.0, 0.5)),
+        covariance=((0.25, together), (together, 0.25)), rounded=rounded,
+    )  # fmt: skip
+    card = str(section_of(fit)).lower()
+    assert words in "\n".join(describe(fit, 5)) and words in card and ("rounded" in card) == rounded

@@ -187,8 +187,10 @@ def beside(name: str, whole: Any, found: dict[str, Any], names: list[str]) -> tu
     return None
 
 
-NEAR = {"veterans": 2e-3, "engel": 1e-7}
-"""Distance in standard errors: lifelines' optimiser stops at some 1e-4, Fisher's steps of statsmodels at 1e-8."""
+NEAR = {"veterans": 2e-3, "engel": 1e-7, "fair": 5e-3}
+"""Distance in standard errors: lifelines' optimiser stops at some 1e-4, Fisher's steps of statsmodels at 1e-8; of fair
+three records share an occupation and an outcome, so errors have two digits, and estimates one more.
+"""
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -204,7 +206,7 @@ def test_a_public_table_is_fitted_as_in_one_place_and_dirty_as_clean(name: str, 
         off = float(np.abs(errors[: len(theirs[1])] / theirs[1] - 1).max())
         print(f"{name}: {len(whole)} records, estimates within {away:.1e} errors, errors within {off:.1e}")
         # few of a category have no event: two digits; few have the most visits: the intercept's error is not exact
-        digits = {"veterans": 0.05, "randhie": 2e-3}.get(name, NEAR.get(name, 1e-7))
+        digits = {"veterans": 0.05, "fair": 0.05, "randhie": 2e-3}.get(name, NEAR.get(name, 1e-7))
         assert away < NEAR.get(name, 1e-8) and off < digits
     if table.source.startswith("cox"):
         time, event = table.label.split(",")

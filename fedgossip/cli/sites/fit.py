@@ -184,7 +184,7 @@ def _describe_steps(steps: int) -> str:
 
 
 def _glm(found: GlmFit, sites: int) -> list[str]:
-    from fedgossip.sites.fits.glm.glm_result import RATIO
+    from fedgossip.sites.fits.glm.glm_result import RATIO, rounding
 
     d = found.design
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
@@ -196,6 +196,7 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     lines += remarks(d.against, d.constant, found.silent)
     lines += [f"{what}: {one.name}" for what, one in (("offset", d.offset), ("weights", d.weights)) if one]
     lines += _glm_tests(found)
+    lines += [text] if (text := rounding(found)) else []
     null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
     if d.family == "linear":
         share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
@@ -258,7 +259,7 @@ def _glm_not(found: GlmFit) -> str:
 
 
 def _cox(found: CoxFit, sites: int) -> list[str]:
-    from fedgossip.sites.fits.cox.cox_result import cost_of_grid
+    from fedgossip.sites.fits.cox.cox_result import cost_of_grid, rounding
 
     d = found.design
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
@@ -276,6 +277,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     if d.ties != "breslow":
         lines.append("events at one reported time are taken one after another: ties are Efron's")
     lines += [cost] if (cost := cost_of_grid(found)) else []
+    lines += [text] if (text := rounding(found)) else []
     lines += [_errors(found)] if d.errors else []
     if d.ridge:
         lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")

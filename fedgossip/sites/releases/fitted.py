@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, SERIES, draw, legend_above, percent_axis
 from fedgossip.report.page.markup import Markup, figure, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
+from fedgossip.sites.fits.cox import cox_result
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cost_of_grid
 from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
 from fedgossip.sites.fits.fit_files import AnyFit
+from fedgossip.sites.fits.glm import glm_result
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
 from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
 
@@ -93,6 +95,7 @@ def _tests(fit: GlmFit) -> Markup | None:
     if fit.pearson is not None and fit.free > 0:
         words.append(f"Dispersion, X² over degrees of freedom: {number(fit.pearson / fit.free)}.")
     words += [f"Errors are {fit.design.errors}{_clusters(fit)}."] if fit.design.errors else []
+    words += [f"{text[0].upper()}{text[1:]}."] if (text := glm_result.rounding(fit)) else []
     return paragraph("  ".join(words)) if words else None
 
 
@@ -114,7 +117,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     errors = f"; errors are {d.errors}{_clusters(fit)}" if d.errors else ""
     return [
         paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}{errors}."),
-        paragraph(f"{cost[0].upper()}{cost[1:]}.") if (cost := cost_of_grid(fit)) else None,
+        *(paragraph(f"{text[0].upper()}{text[1:]}.") for text in (cost_of_grid(fit), cox_result.rounding(fit)) if text),
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),

@@ -267,6 +267,12 @@ def cost_of_grid(fit: CoxFit) -> str:
     return f"{text} (less with ties=efron, or a finer grid)" if drawn > COARSE else text
 
 
+def rounding(fit: CoxFit) -> str:
+    """Return why figures of a fit are rounded, in words; "" if they are exact."""
+    text = "rounded: all columns have few different values, and exact results would count the records of each"
+    return text if fit.design.coarse else ""
+
+
 COARSE = 0.02
 """Attenuation above which a line names ways to reduce it."""
 

@@ -189,6 +189,16 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, agreed: AgreedTable) -
     )
 
 
+def rounding(fit: GlmFit) -> str:
+    """Return why figures of a fit are rounded, in words; "" if all are exact."""
+    if not fit.rounded:
+        return ""
+    others = [one for k, row in enumerate(fit.covariance) for j, one in enumerate(row) if j != k]
+    if any(one is not None for one in others):
+        return "deviances are rounded: few records have the largest counts, and exact ones would count them"
+    return "rounded: few records share two categories, or one and an outcome, and exact errors would count them"
+
+
 @dataclass(frozen=True)
 class _Solution:
     """A fit's solution in scaled columns."""
