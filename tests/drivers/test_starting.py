@@ -73,6 +73,8 @@ from fedgossip.cli import cli
 for words in sys.argv[1:]:
     code = cli(words.split(), standalone_mode=False)
     print("typed", code or 0, words, *sorted({"torch", "sklearn", "scipy.stats"} & set(sys.modules)))
+import fedgossip.drivers.loops.launching  # its loops train, a launcher waits for them
+print("launching", *sorted({"torch"} & set(sys.modules)))
 """
 
 
@@ -90,6 +92,7 @@ def test_commands_that_compute_no_model_load_no_torch(tmp_path: Path) -> None:
     said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     typed = [line for line in said.stdout.splitlines() if line.startswith("typed ")]
     assert typed == [f"typed 0 {words}" for words in wanted], said.stdout[-2000:] + said.stderr[-2000:]
+    assert said.stdout.endswith("launching\n")
 
 
 def test_bundled_data_are_those_of_the_library() -> None:

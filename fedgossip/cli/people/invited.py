@@ -268,9 +268,9 @@ def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
 
 def check_script(words: str) -> None:
     """Raise ConfigError where the named script, if any, is none, or takes part in no run."""
-    from fedgossip.drivers.loops.scripts import Command
-
     if script := shlex.split(words):
+        from fedgossip.drivers.loops.scripts import Command
+
         Command(Path(script[0])).checked().check_joins()
 
 

@@ -33,6 +33,11 @@ ANSWER_SECONDS = 30.0
 LOOK_SECONDS = 0.05
 
 
+def requests_in(out: Path) -> Path:
+    """Return the folder of a run's requests, written by its collector for its loops."""
+    return out / run_format.ASKED
+
+
 class AskingTask(DescribedTask):
     """A task with models measured by the first present loop that measures; `there()` lists the present loops."""
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.drivers.loops.description import Described
-from fedgossip.drivers.loops.joining import NODE, N, described, place
+from fedgossip.drivers.loops.joining import described, place
 from fedgossip.drivers.loops.loop_handle import JoinedLoop
+from fedgossip.drivers.loops.seats import NODE, N
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.plans.compose import Plan
 

@@ -40,6 +40,7 @@ from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.description import Described, Wished, experiment_of
 from fedgossip.drivers.loops.loop_handle import LEAVE_SECONDS, JoinedLoop, LoopSeat
 from fedgossip.drivers.loops.seats import (
+    LOOP,
     InvitedFile,
     LoopSeating,
     SeatFile,
@@ -77,9 +78,6 @@ from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.runs.collect import final_vector
 from fedgossip.runs.peer_files import PeerEnded, empty_folder, failed, try_to_report
 from fedgossip.runs.run_directory import new_path
-
-LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
-"""Environment variables of `fedgossip launch` for a script: its seat file, its id and the number of loops."""
 
 NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
 IN_NOTEBOOK = "In a notebook: fedgossip.simulate_loop(function, n=4) calls a function with the loop once per peer"
@@ -400,11 +398,6 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
     place_of = seat_of(plan, node, folder=folder)
     hand = SpeakingLoop if isinstance(exchanged, RankedExchange) else JoinedLoop
     return hand(exchanged, optimizers, place_of, meeting, host), host
-
-
-def requests_in(out: Path) -> Path:
-    """Return the folder of a run's requests, written by its collector for its loops."""
-    return out / run_format.ASKED
 
 
 # A loop's peer in this process: the host runs in one thread, the user's loop trains in its own.

@@ -25,8 +25,7 @@ from fedgossip.data.custom import check_allowed
 from fedgossip.drivers import resume
 from fedgossip.drivers.local import CHECKPOINT_SECONDS
 from fedgossip.drivers.loops import description
-from fedgossip.drivers.loops.asked import AskingTask
-from fedgossip.drivers.loops.joining import requests_in
+from fedgossip.drivers.loops.asked import AskingTask, requests_in
 from fedgossip.drivers.loops.scripts import Command, Scripts, read_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files

@@ -25,7 +25,7 @@ from fedgossip.base.kernels import PYTHON
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.run_format import ENDED, LAUNCHED, LOG, SEAT
-from fedgossip.drivers.loops.joining import LOOP, NODE, N
+from fedgossip.drivers.loops.seats import LOOP, NODE, N
 from fedgossip.drivers.peer_processes import check_processes
 from fedgossip.runs.run_directory import write_whole
 

@@ -31,6 +31,9 @@ from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import empty_folder
 from fedgossip.runs.run_directory import write_whole
 
+LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
+"""Environment variables of `fedgossip launch` for a script: its seat file, its id and the number of loops."""
+
 FREE_SECONDS = 30.0
 """Maximum seconds that a resuming run waits for the processes of its last launch to end."""
 

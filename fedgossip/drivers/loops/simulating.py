@@ -31,9 +31,10 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import Row
 from fedgossip.drivers.loops.description import Wished, check_alike, experiment_of, model_of
-from fedgossip.drivers.loops.joining import NODE, N, likeness_of, place, seat_of
+from fedgossip.drivers.loops.joining import likeness_of, place, seat_of
 from fedgossip.drivers.loops.loop_handle import JoinedLoop, ends_well
 from fedgossip.drivers.loops.scripts import Command
+from fedgossip.drivers.loops.seats import NODE, N
 from fedgossip.drivers.loops.task import LoopTask, Meeting, Released
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, load_experiment
