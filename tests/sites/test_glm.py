@@ -357,7 +357,7 @@ def test_a_site_that_leaves_leaves_the_fit_of_the_others(family: str) -> None:
     assert found.null_deviance is None, "all four were there when the mean alone was asked about"
 
 
-@pytest.mark.parametrize(("most", "errors"), [(1, ""), (1, "quasi"), (2, "")])
+@pytest.mark.parametrize(("most", "errors"), [(1, ""), (1, "robust"), (1, "quasi"), (2, "")])
 def test_pearsons_statistic_is_of_counts_and_not_of_events_by_person_time(most: int, errors: str) -> None:
     """Of events of 0 and 1 it is large by small means alone, so no line may call them too varied."""
     rng = np.random.default_rng(1)
@@ -372,7 +372,7 @@ def test_pearsons_statistic_is_of_counts_and_not_of_events_by_person_time(most: 
     )
     found = fit_of(layout, rounds(layout, sites), 3, NOTHING)
     assert found is not None and found.converged
-    assert (found.pearson is None) == (most == 1 and not errors)
+    assert (found.pearson is None) == (most == 1 and errors != "quasi")
 
 
 def test_rounds_that_do_not_come_together_are_asked_again() -> None:
@@ -672,8 +672,9 @@ def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: P
     found = with_errors(folder, family, "robust")
     assert [one.error for one in found.coefficients] == pytest.approx(np.sqrt(np.diag(robust)), rel=1e-7)
     squares, free = float(((y - mean) ** 2 / weight).sum()), len(y) - x.shape[1]
-    assert found.pearson == pytest.approx(squares, rel=1e-9)
     quasi = with_errors(folder, family, "quasi")
+    assert quasi.pearson == pytest.approx(squares, rel=1e-9)
+    assert found.pearson == (None if family == "logistic" else quasi.pearson), "of 0 and 1 it has no meaning"
     by = 1.0 if family in ("linear", "gamma") else math.sqrt(squares / free)
     assert [one.error for one in quasi.coefficients] == pytest.approx([one * by for one in errors], rel=1e-8)
     assert [one.estimate for one in quasi.coefficients] == [one.estimate for one in fitted(folder, family).coefficients]

@@ -55,7 +55,9 @@ def _parts(fit: AnyFit) -> list[Markup | None]:
         return _of_family(fit)
     d = fit.design
     whole = "" if fit.whole else f", of {count(d.trees)} that were asked for"
-    grown = f"{plural(fit.trees, 'tree')}{whole}, {count(fit.leaves)} leaves, of {_records(fit.records, fit.sites)}."
+    kind = f"Random forest, {d.forest_columns} columns a tree" if d.forest_columns else "Boosted trees"
+    leaves = f"{count(fit.leaves)} leaves, of {_records(fit.records, fit.sites)}"
+    grown = f"{kind}: {plural(fit.trees, 'tree')}{whole}, {leaves}."
     loss = f"Mean loss {number(fit.losses[0])} before the first tree, {number(fit.losses[-1])} before the last."
     small = (
         f"Opened: {count(fit.opened)} sums over a bin of a node, {count(fit.small)} of fewer than {d.suppress} records."

@@ -219,9 +219,9 @@ def _solution(layout: GlmLayout, state: Newton, sums: PointSums, last: LastSums 
     if design.family == "linear":
         dispersion = sums.deviance / free if free > 0 else math.nan
     pearson = None if last is None or last.records != sums.records else last.pearson
-    if design.family == "poisson" and not design.errors:  # quasi errors use it unchanged
+    if design.family in ("poisson", "logistic") and design.errors != QUASI:  # quasi errors use it unchanged
         total = float(sums.gradient[0] + sums.information[0, 0])
-        pearson = None if _is_yes_no(sums, total) else pearson
+        pearson = None if design.family == "logistic" or _is_yes_no(sums, total) else pearson
     if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
         dispersion = pearson / free
     spread = covariance(state, dispersion)
