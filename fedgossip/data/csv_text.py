@@ -89,10 +89,7 @@ def read_csv_rows(
         raise ConfigError(f"{where}: cannot be read: {error}", "It is comma-separated text in UTF-8.") from error
     if not rows:
         raise ConfigError(f"{path}: no rows", "The first line names the columns, examples follow.")
-    if declared.decimal:
-        _as_declared(path, declared.decimal, rows, lines)
-    elif mark != ",":
-        notes += _write_points(path, mark, rows, lines)
+    notes += write_points(path, declared.decimal, mark, rows, lines)
     return header, rows, lines, tuple(notes)
 
 
@@ -187,7 +184,20 @@ def _pointed(cell: str, decimal: str) -> str:
     return cell.replace(".", "").replace(",", ".") if decimal == "," else cell.replace(",", "")
 
 
-def _as_declared(path: Path, decimal: str, rows: list[list[str]], lines: Sequence[int]) -> None:
+def write_points(
+    path: Path, decimal: str, mark: str, rows: list[list[str]], lines: Sequence[int], unit: str = "line"
+) -> list[str]:
+    """Rewrite the numbers of texts with points, in place: by the declared `decimal` mark, or as the numbers decide.
+
+    `mark`: between cells.  Returns a note if no number decides.  Raises ConfigError, naming the `unit` of a row.
+    """
+    if decimal:
+        _as_declared(path, decimal, rows, lines, unit)
+        return []
+    return [] if mark == "," else _write_points(path, mark, rows, lines, unit)
+
+
+def _as_declared(path: Path, decimal: str, rows: list[list[str]], lines: Sequence[int], unit: str) -> None:
     """Write the numbers with the declared decimal mark as floats, in place.  Raises ConfigError."""
     other = "." if decimal == "," else ","
     for at, row in enumerate(rows):
@@ -195,7 +205,9 @@ def _as_declared(path: Path, decimal: str, rows: list[list[str]], lines: Sequenc
             if other in cell and (_GROUPS[decimal].fullmatch(cell) or _EITHER.fullmatch(cell)):
                 row[place] = _pointed(cell, decimal)
             elif other in cell and (_COMMA.fullmatch(cell) or (is_number(cell) and not is_missing(cell))):
-                text = f"{path}, line {lines[at]}: {cell!r} has a {_NAMES[other]}, and the decimal mark is {decimal!r}"
+                text = (
+                    f"{path}, {unit} {lines[at]}: {cell!r} has a {_NAMES[other]}, and the decimal mark is {decimal!r}"
+                )
                 raise ConfigError(text, "Correct the cell, or the declaration of the file.")
             elif decimal == "," and _COMMA.fullmatch(cell):
                 row[place] = _pointed(cell, decimal)
@@ -205,7 +217,7 @@ _NAMES = {",": "comma", ".": "point"}
 _DECLARE = 'declare the decimal mark: decimal = "," or "." (docs/sites/tables.md)'
 
 
-def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int]) -> list[str]:
+def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int], unit: str) -> list[str]:
     """Rewrite the numbers of a file with decimal commas with points, in place; return a note if no number decides.
     Raises ConfigError for ambiguous marks.
     """
@@ -227,19 +239,22 @@ def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[
     if len(sure) > 1 or (commas and points and not any(decimal in sure for decimal in grouped)):
         one = min([*commas, *([grouped[","]] if "," in grouped else [])], default=(0, ""))
         two = min([*points, *([grouped["."]] if "." in grouped else [])], default=(0, ""))
-        text = f"{path}, line {lines[one[0]]}: {one[1]!r} has a comma, and {two[1]!r} in line {lines[two[0]]} a point"
+        where, other = (f"{unit} {lines[at]}" for at in (one[0], two[0]))
+        text = f"{path}, {where}: {one[1]!r} has a comma, and {two[1]!r} in {other} a point"
         advice = "Write all numbers with a point, and without marks between thousands; or "
         raise ConfigError(text, f"{advice}{_DECLARE}.")
     if sure or not (commas or (points and mark == ";")):
         decimal = next(iter(sure), ".")
         if decimal == "," or decimal in grouped:
-            _as_declared(path, decimal, rows, lines)
+            _as_declared(path, decimal, rows, lines, unit)
         return []
     at, cell = min(commas or points)
     if mark != ";":
-        text = f"{path}, line {lines[at]}: {cell!r} could be {cell.replace(',', '.')} or a thousand"
+        text = f"{path}, {unit} {lines[at]}: {cell!r} could be {cell.replace(',', '.')} or a thousand"
         raise ConfigError(text, f"{advise_point(cell)}  Or {_DECLARE}.")
     if commas:
-        _as_declared(path, ",", rows, lines)
+        _as_declared(path, ",", rows, lines, unit)
     read, other = cell.replace(",", "."), re.sub("[.,]", "", cell)
-    return [f"{path.name}: {cell!r} in line {lines[at]} is read as {read}, not {other}: no number decides; {_DECLARE}"]
+    return [
+        f"{path.name}: {cell!r} in {unit} {lines[at]} is read as {read}, not {other}: no number decides; {_DECLARE}"
+    ]

@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest, needed
-from fedgossip.data.csv_text import TITLES, title_note, titles_above
+from fedgossip.data.csv_text import TITLES, title_note, titles_above, write_points
 from fedgossip.data.table_files import CELLS_MOST, TableFile, TableRows
 
 STATISTICAL = {
@@ -129,8 +129,25 @@ def read_workbook(file: TableFile) -> TableRows:
     if not rows:
         raise ConfigError(f"{path}: no rows", "The first row names the columns, examples follow.")
     wide = [[*row, *[""] * len(header)][: len(header)] for row in rows]
-    notes = (title_note(path, "row", texts[:above]),) if above else ()
-    return TableRows(header, wide, [number for number, _ in rest], notes, unit="row")
+    notes = [title_note(path, "row", texts[:above])] if above else []
+    numbers = [number for number, _ in rest]
+    notes += _point_texts(path, file.declared.decimal, [row for _, row in rest], wide, numbers)
+    return TableRows(header, wide, numbers, tuple(notes), unit="row")
+
+
+def _point_texts(
+    path: Path, decimal: str, cells: Sequence[Sequence[object]], rows: list[list[str]], lines: Sequence[int]
+) -> list[str]:
+    """Rewrite the numbers in cells of text with points, in place, as between tabs; return notes.
+
+    Raises ConfigError for numbers of which none decides, and of which two contradict each other.
+    """
+    texts = [[text if isinstance(one, str) else "" for one, text in zip(of, row, strict=False)]
+             for of, row in zip(cells, rows, strict=True)]  # fmt: skip
+    notes = write_points(path, decimal, "\t", texts, lines, "row")
+    for row, of in zip(rows, texts, strict=True):
+        row[: len(of)] = [text or cell for text, cell in zip(of, row, strict=False)]
+    return notes
 
 
 def _trimmed(row: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ OF_TABLES = (CSV, *ENDINGS, SQL)
 """Sources of tables that `CsvColumns` reads."""
 OF_FILE = FileDeclaration.__struct_fields__
 """Options of a source that declare the format of its file."""
-OF_KIND = {CSV: ("delimiter", "decimal", "encoding"), EXCEL: ("sheet",), SQL: ()}
+OF_KIND = {CSV: ("delimiter", "decimal", "encoding"), EXCEL: ("sheet", "decimal"), SQL: ()}
 """Options of the format of each kind; other kinds have only the encoding."""
 CELLS_MOST = 1 << 28
 """Maximum number of cells of a table in a binary file."""

@@ -85,6 +85,18 @@ def test_titles_above_a_sheet_are_left_out_with_a_note(tmp_path: Path) -> None:
     assert found.notes == ("t.xlsx: rows 1 to 2 are titles above the table and left out: 'Klinikum'",)
 
 
+def test_numbers_that_a_workbook_holds_as_texts_are_read_as_of_an_office(tmp_path: Path) -> None:
+    """The export of a laboratory is of texts; cells with numbers have no decimal mark, and stay as they are."""
+    rows = [["alt", "wert", "art"], [81.5, "1.072,5", "a"], ["40,25", "0,125", "b"], [1.002, "7", "c"]]
+    found = cells(CsvColumns(workbook(tmp_path / "t.xlsx", Data=rows)))
+    assert found == {"alt": ["81.5", "40.25", "1.002"], "wert": ["1072.5", "0.125", "7"], "art": ["a", "b", "c"]}
+    path = workbook(tmp_path / "t.xlsx", Data=[["a", "b"], ["1,002", 1.5], ["1,035", 2]])
+    assert "row 2: '1,002' could be 1.002 or a thousand" in refusal(f"excel:{path}")
+    assert cells(table(f"excel:{path}?decimal=,")) == {"a": ["1.002", "1.035"], "b": ["1.5", "2"]}
+    path = workbook(tmp_path / "t.xlsx", Data=[["a"], ["1,5"], ["2.5"]])
+    assert "row 2: '1,5' has a comma, and '2.5' in row 3 a point" in refusal(f"excel:{path}")
+
+
 def test_of_several_sheets_one_is_declared(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", Data=[HEAD, *ROWS], Notes=[["checked by", "K."], ["x", "y"]])
     assert "2 sheets: 'Data', 'Notes' Declare which one: sheet = 'Data'" in refusal(f"excel:{path}")
@@ -117,7 +129,9 @@ def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
     assert "a file of excel ends in .xlsx" in refusal(f"excel:{tmp_path}/t.xls")
     assert "spreadsheet in the format before 2007" in refusal(f"csv:{tmp_path}/t.xls")
     path = workbook(tmp_path / "good.xlsx", S=[["a"], [1]])
-    assert "decimal is declared of a table of excel Leave it out; it has sheet." in refusal(f"excel:{path}?decimal=,")
+    assert "delimiter is declared of a table of excel Leave it out; it has sheet, decimal." in refusal(
+        f"excel:{path}?delimiter=;"
+    )
     assert "cannot be read" in refusal(f"excel:{tmp_path}/nowhere.xlsx")
 
 
