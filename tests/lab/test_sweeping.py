@@ -133,6 +133,11 @@ def test_a_backend_that_there_is_not_is_refused(said: Run, tmp_path: Path, backe
     assert f"backend {backend!r} is not known" in said(str(written(tmp_path)), "--backend", backend).err
 
 
+def test_a_sweep_with_an_unknown_name_leaves_no_folder(said: Run, tmp_path: Path) -> None:
+    sweep = written(tmp_path, grid={"algorithm.name": ["dsgd", "dsdg"]})
+    assert "Did you mean 'dsgd'?" in said(str(sweep), "--out", "s").err and not (tmp_path / "s").exists()
+
+
 def test_a_folder_of_something_else_is_left_as_it_is(said: Run, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "mine.txt").write_text("")

@@ -59,11 +59,13 @@ class SweepFolder:
 
     @classmethod
     def create(cls, path: Path, grid: SweepGrid) -> SweepFolder:
-        """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's.
+        """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's, and for a cell
+        that no experiment can be read from.
 
         Several processes may create it at the same time.
         """
         found = cls(path, grid)
+        found.wanted()  # a refused sweep leaves no folder
         try:
             owner_files.make_folder(path)
             outside_files.check_folder(path)
