@@ -65,7 +65,8 @@ class SweepFolder:
         Several processes may create it at the same time.
         """
         found = cls(path, grid)
-        found.wanted()  # a refused sweep leaves no folder
+        for cell in found.wanted():  # a refused sweep leaves no folder
+            grid.experiment(cell)
         try:
             owner_files.make_folder(path)
             outside_files.check_folder(path)
