@@ -30,13 +30,17 @@ class OutputFile(click.Path):
         option = param.opts[0] if param else "--out"
         if place.is_dir():
             raise ConfigError(f"{place}: a folder, and a file was expected", f"Name a file with {option}.")
-        if place.exists() and not self._may_replace(place):
-            raise ConfigError(f"{place}: there already", f"Name another file with {option}.")
+        self.check_replaceable(place, option)
         if not place.parent.is_dir():
             raise ConfigError(f"there is no folder {place.parent}", "Make it, or name another place.")
         if not os.access(place.parent, os.W_OK):
             raise ConfigError(f"{place}: Permission denied", f"Choose a folder that can be written, with {option}.")
         return place
+
+    def check_replaceable(self, place: Path, option: str = "--out") -> None:
+        """Raise ConfigError if a file of another kind, or of somebody, is there."""
+        if place.exists() and not self._may_replace(place):
+            raise ConfigError(f"{place}: there already", f"Name another file with {option}.")
 
     def _may_replace(self, place: Path) -> bool:
         ending = place.suffix.lower()

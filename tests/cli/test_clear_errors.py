@@ -620,6 +620,7 @@ def test_a_file_to_write_is_refused_before_any_work_if_it_is_an_input_or_has_no_
         ("plan show e.toml --out", "approval.json"),
         ("plot nowhere --out", "patients.csv"),
         ("audit export nowhere --out", "patients.csv"),
+        ("timeline e.toml --out", "patients.json"),
     ],
 )
 def test_a_text_that_the_command_did_not_write_is_never_replaced(words: str, name: str, tmp_path: Path) -> None:
@@ -631,7 +632,12 @@ def test_a_text_that_the_command_did_not_write_is_never_replaced(words: str, nam
 
 
 @pytest.mark.parametrize(
-    "words", ["topology make ring -n 4 --weights fmmc --out a.toml", "forecast e.toml --out a.json"]
+    "words",
+    [
+        "topology make ring -n 4 --weights fmmc --out a.toml",
+        "forecast e.toml --out a.json",
+        "timeline e.toml --out a.json",
+    ],
 )
 def test_a_text_that_the_command_wrote_is_replaced(words: str, tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text('rounds = 1\ntopology = { graph = "ring", n = 3 }\n[task]\nkind = "quadratic"\n')

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.output_files import OutputFile
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PICTURES = (".svg", ".png", ".pdf")
 TRACE = ".json"
+
+_FILES = OutputFile(*PICTURES, TRACE, mark='"traceEvents"')
 
 
 @click.command()
@@ -57,6 +60,8 @@ def timeline(
 
     if out.suffix and out.suffix.lower() not in (*PICTURES, TRACE):
         raise ConfigError(f"cannot write {out}", f"End the name in {', '.join((*PICTURES, TRACE))}, or in nothing.")
+    for place in _places(out):
+        _FILES.check_replaceable(place)
     if where.is_dir():
         if paradigms or overrides or n is not None or seed is not None:
             raise click.UsageError("--paradigms, --n, --set and --seed go with an experiment; a run is as it was")
@@ -137,6 +142,10 @@ def _simulated(title: str, experiment: Experiment, rounds: int) -> NamedTimeline
     return NamedTimeline(title, found.first(rounds), [plan.roles.label(node) for node in range(plan.n)])
 
 
+def _places(out: Path) -> list[Path]:
+    return [out.with_name(out.stem + ending) for ending in ([out.suffix] if out.suffix else [".svg", ".png", TRACE])]
+
+
 def _written(found: Sequence[NamedTimeline], out: Path) -> Iterator[Path]:
     from fedgossip.base import owner_files
     from fedgossip.core.timeline import chrome_trace
@@ -144,9 +153,8 @@ def _written(found: Sequence[NamedTimeline], out: Path) -> Iterator[Path]:
     from fedgossip.report.page.timeline import WIDE, height_of, paint
 
     owner_files.make_folder(out.parent)
-    for ending in [out.suffix] if out.suffix else [".svg", ".png", TRACE]:
-        place = out.with_name(out.stem + ending)
-        if ending.lower() == TRACE:
+    for place in _places(out):
+        if place.suffix.lower() == TRACE:
             owner_files.placed(place, chrome_trace((one.title, one.timeline, one.names) for one in found))
         else:
             save(place, Drawing(height_of(found), lambda figure: paint(figure, found), WIDE))
