@@ -11,11 +11,13 @@ import pytest
 from fit_sites import QUERY, SITES, SOURCE, TIMES, own_tables, patients
 
 from fedgossip import ConfigError, load_experiment
+from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import AgreedTable, unknown
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.columns.subset import parsed
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.plans.approvals.plan_statement import lines
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.plans.statistics import agreed_from, stated_statistics, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import summed_here
@@ -148,6 +150,27 @@ def test_a_site_takes_no_part_if_the_subset_has_few_of_its_records_or_all_but_fe
         plan, schema = statistics_plan(experiment(folder, "glm", where))
         _, _, refused = statistics_task(plan, schema, range(SITES))
         assert any(text in str(error) for error in refused.values()), (where, refused)
+
+
+@pytest.mark.parametrize("alone", [1, 2])
+def test_no_sums_are_sent_of_a_subset_that_leaves_out_records_at_few_sites(
+    alone: int, folder: Path, tmp_path: Path
+) -> None:
+    """Their difference to those of all records would be the sums of these sites."""
+    for name in [*(f"site-{site}" for site in range(SITES)), "test"]:
+        text = (folder / f"{name}.csv").read_text()
+        here = name == "test" or int(name[-1]) < alone
+        (tmp_path / f"{name}.csv").write_text(text if here else text.replace(",old,", ",new,"))
+    plan, schema = statistics_plan(experiment(tmp_path, "glm", "arm = new"))
+    plan, task, refused = statistics_task(plan, schema, range(SITES))
+    assert not refused and plan.experiment.rounds == 3
+    first = [integers_of(words_in(task.sums(Job(node, 0, task.initial(node))))) for node in range(SITES)]  # type: ignore[arg-type]
+    assert [one[:2] for one in first] == [[1, int(node < alone)] for node in range(SITES)]
+    assert not any(any(one[2:]) for one in first)
+    total = as_vector(words_of([sum(one) for one in zip(*first, strict=True)]))
+    assert all("leaves out records at" in task.uneven(node, 1, total) for node in range(SITES))
+    with pytest.raises(ConfigError, match="alone, whose sums would be disclosed"):
+        agreed_from(task, summed_here(plan, task, range(SITES)) or total, schema, 5)
 
 
 def test_a_cell_that_is_no_number_is_named_at_its_site(folder: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.column_sums import (
     NOBODY,
+    OUTSIDE,
     SITES,
     ColumnMoments,
     Numbers,
@@ -563,6 +564,13 @@ def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
 ROUNDS = 2
 
 
+def lone_subset(numbers: Numbers) -> str:
+    """Return why sums over a subset would be those of one or two sites, by their difference to all; "" if not."""
+    sites = numbers.get(OUTSIDE, 0)
+    at = "one site" if sites == 1 else f"{sites} sites"
+    return f"data.where leaves out records at {at} alone, whose sums would be disclosed" if 0 < sites < SITES else ""
+
+
 class StatisticsTask(PooledSumsTask):
     """The records of the local sites, by their ids; other sites run elsewhere."""
 
@@ -619,16 +627,27 @@ class StatisticsTask(PooledSumsTask):
         return self._sent[named]
 
     def _numbers(self, job: Job) -> Numbers:
-        site = self.sites[job.node]
-        if job.round == 0:
-            return first_sums(site)
+        site, before = self.sites[job.node], self.layout.asks_before
+        if job.round == 0 and before:
+            return {("sites",): 1, OUTSIDE: int(site.left_out > 0)}
+        if job.round == before:
+            found = first_sums(site)
+            return {name: one for name, one in found.items() if not (before and name == ("sites",))}
         pooled = self.layout.numbers(job.vector)
         if not pooled["sites",]:
             raise self.nothing_there(job.node)
         return second_sums(site, pooled, noisy=self.layout.noise > 0)
 
     def places(self, round: int) -> npt.NDArray[np.bool_]:
-        return find_places(self.layout.bounds, lambda name: (name[1:2] in (("bin",), ("of",))) == (round == 1))
+        before = self.layout.asks_before
+
+        def of(name: tuple[str, ...]) -> int:
+            return 1 + before if name[1:2] in (("bin",), ("of",)) else 0 if name in (("sites",), OUTSIDE) else before
+
+        return find_places(self.layout.bounds, lambda name: of(name) == round)
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
+        return lone_subset(self.layout.numbers(model)) if round and self.layout.asks_before else ""
 
     def counts(self) -> npt.NDArray[np.bool_]:
         return find_places(self.layout.bounds, lambda name: not self.layout.noise and name[1:2] != ("sum",))

@@ -124,6 +124,10 @@ def divided(number: int, by: int) -> int:
 Numbers = Mapping[Name, int]
 
 
+OUTSIDE: Name = "outside", "at"
+"""Number of sites at which data.where leaves out records."""
+
+
 def is_about_records(name: Name) -> bool:
     """Return whether a number depends on records, and not only on sites."""
     return name != ("sites",) and name[1:2] != ("at",)
@@ -148,6 +152,11 @@ class SumLayout:
     noise: float = 0.0
     """Noise in units of one record's maximum contribution; 0: exact sums."""
 
+    @property
+    def asks_before(self) -> bool:
+        """Whether a round before the others counts the sites at which data.where leaves out records; noise hides it."""
+        return bool(self.schema.where) and not self.noise
+
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
         """Return the maximum magnitude of each number of a site, in the order of the vector."""
@@ -158,7 +167,7 @@ class SumLayout:
 
     @cached_property
     def _exactly(self) -> Mapping[Name, int]:
-        found: dict[Name, int] = {("sites",): 1, ("records",): RECORDS}
+        found: dict[Name, int] = {("sites",): 1} | ({OUTSIDE: 1} if self.asks_before else {}) | {("records",): RECORDS}
         if self.schema.missing == DROP:
             found["dropped",] = RECORDS
         for one in self.schema.columns:

@@ -8,7 +8,14 @@ from functools import partial
 from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.agreed_table import ROUNDS, AgreedTable, StatisticsTask, agreed_of, common_moments
+from fedgossip.data.agreed.agreed_table import (
+    ROUNDS,
+    AgreedTable,
+    StatisticsTask,
+    agreed_of,
+    common_moments,
+    lone_subset,
+)
 from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
 from fedgossip.data.agreed.sums_task import Draw, draw_system_entropy
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, INDICATOR, SiteColumns, TableSchema
@@ -40,7 +47,8 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
     if experiment.budget is not None:
         check_bounded(schema)
     noise = noise_of(experiment)
-    return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
+    layout = SumLayout(schema, noise)
+    return plan_of_sums(experiment, STATISTICS, ROUNDS + layout.asks_before, layout.exact), schema
 
 
 def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
@@ -63,7 +71,8 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
         parts.append("how many records are left out for an empty cell")
     if task.layout.schema.missing == INDICATOR:
         parts.append("how many sites have empty cells in each")
-    return (", ".join([*parts, "and how many cells are empty"]),)
+    first = ("first at how many sites data.where leaves out records",) if task.layout.asks_before else ()
+    return (*first, ", ".join([*parts, "and how many cells are empty"]))
 
 
 def statistics_task(
@@ -85,6 +94,8 @@ def statistics_task(
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
     """Return the statistics of the sums.  Raises TooFewPeersError after an incomplete round."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
+    if why := lone_subset(numbers):
+        raise ConfigError(why, "Select records by what three sites have, or more; or all of them.")
     counted = [place for place, count in numbers.items() if place[1:2] in (("bin",), ("of",)) and count]
     if not numbers.get(("sites",)) or not counted:
         text = "too few sites took part in both rounds of sums"
