@@ -24,6 +24,7 @@ from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
 from fedgossip.net.connections import check_clients
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.folder_links import FolderLinks
+from fedgossip.net.host_ports import ALONE, Shared
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks, TierLinks
 from fedgossip.net.identity import Identity
@@ -119,7 +120,9 @@ def check_journalled(plan: Plan) -> None:
         raise ConfigError(f"{what} does not go over a folder", advice)
 
 
-def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT) -> Transport:
+def transport_of(
+    plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT, shared: Shared = ALONE
+) -> Transport:
     """Return a participant's transport; a listening one binds at `bind`.  Raises NetworkError."""
     transport = plan.roles.get_role(node).transport
     if transport == SERVER:
@@ -128,7 +131,8 @@ def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: 
         tier = TierLinks(node, plan.partners(node)[-1], bind, identity)
         tier.reach(ways)
         return tier
-    links: ClientLinks | Links = ClientLinks(node, identity) if transport == CLIENT else Links(node, bind, identity)
+    client = transport == CLIENT
+    links = ClientLinks(node, identity, shared) if client else Links(node, bind, identity)
     links.routing.reach(ways)
     return links
 

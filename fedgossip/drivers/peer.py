@@ -69,7 +69,7 @@ from fedgossip.net.endpoints import Endpoints, Members, block, load_endpoints, s
 from fedgossip.net.faulty import Faults
 from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.host import Host
-from fedgossip.net.host_ports import Ports
+from fedgossip.net.host_ports import ALONE, Ports, Shared
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.relay_client import RelayAccess, ways_through
@@ -163,6 +163,7 @@ def run_peer(
     data: str = "",
     ways: Ways = DIRECT,
     asked_to_stop: threading.Event | None = None,
+    shared: Shared = ALONE,
     first_work: Callable[[], None] | None = None,
     wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
     carrier: FolderCarrier | None = None,
@@ -181,8 +182,8 @@ def run_peer(
     `faults`: this process's part of a fault script.  `members`: peers may join and leave; `join`: the run has begun.
     `masked`, `spent`: files of a key's masks and a client's spent budget, by default in the folder.  `learning`: the
     task and partition, if made already; `data`: own source, if the experiment names none.  `ways`: routes in addition
-    to addresses. `asked_to_stop`: once set, the peer leaves.  `first_work` is called before the first computation on
-    its data, see `Ports`.
+    to addresses. `asked_to_stop`: once set, the peer leaves.  `shared`: what it has in common with others of its
+    process.  `first_work` is called before the first computation on its data, see `Ports`.
 
     `carrier`: messages are files of a shared folder.  Every event is then in a journal, and `resume` continues after
     the last, in the same incarnation; status WAITING: no work is possible now.
@@ -203,7 +204,7 @@ def run_peer(
                 reached = stack.enter_context(_reached(node, identity, bind, endpoints, ways))
                 refused = _refusals(node, reached)
                 bind = _same_port(folder, reached.bind) if resume else reached.bind
-                links = transport_of(plan, node, bind, identity, reached.ways)
+                links = transport_of(plan, node, bind, identity, reached.ways, shared)
         stack.enter_context(contextlib.closing(links))
         stop = stack.enter_context(Stopper(links, child=child, asked=asked_to_stop))
         # a refused resume changes nothing
@@ -233,7 +234,9 @@ def run_peer(
                           journal)  # fmt: skip
             made = stack.enter_context(open_maker(plan, node, given))
             made = replace(made, events=[*refused, *made.events])
-        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work, carrier, journal)
+        one = _PeerLife(
+            plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work, shared, carrier, journal
+        )
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
 
 
@@ -316,10 +319,12 @@ class _PeerLife:
         checkpoint_seconds: float,
         made: Made,
         first_work: Callable[[], None] | None,
+        shared: Shared,
         carrier: FolderCarrier | None = None,
         journal: Journal | None = None,
     ) -> None:
         self._made, self._first_work, self._carrier, self._journal = made, first_work, carrier, journal
+        self._shared = shared
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
         before = read_rows(files.folder / ROWS) if life.again or journal else []  # of earlier incarnations
@@ -348,9 +353,8 @@ class _PeerLife:
             self._event(row)
         with contextlib.ExitStack() as stack:
             machine = self._machine(trace_bytes, stack)
-            ports = Ports(
-                self._write, files.outgoing, files.mixed, stop, self._keep, begin=self._begin, measure=files.measure
-            )
+            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep, begin=self._begin,
+                          measure=files.measure, shared=self._shared)  # fmt: skip
             if recorder := self._made.recorder:
                 ports = replace(ports, log=recorder.log, witness=recorder.witness)
             if self._first_work:

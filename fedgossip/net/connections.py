@@ -97,7 +97,9 @@ class _Connection:
 class Connections:
     """Connections of a process.  The thread of the sockets owns them and makes all calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, participants: int = 1) -> None:
+        """`participants`: number of those of this process; their checks together are as frequent as those of one."""
+        self._check_seconds = CHECK_SECONDS * participants
         self.expected = 0
         """Number of partners that may call."""
         self._room = max(1, raise_open_files() - FILES)
@@ -243,7 +245,7 @@ class Connections:
         """Return the seconds without arrivals before the next check; -1 for no check."""
         if self._active:
             return 0.0
-        return CHECK_SECONDS if self._waiting else PAUSED_SECONDS if self._paused else -1.0
+        return self._check_seconds if self._waiting else PAUSED_SECONDS if self._paused else -1.0
 
     def _look(self, ready: set[int]) -> None:
         for descriptor in ready & self._sockets.keys():
@@ -260,7 +262,7 @@ class Connections:
 
     def _due(self) -> set[int]:
         """Return the connections to check without new arrivals."""
-        if (now := time.monotonic()) - self._looked < CHECK_SECONDS:
+        if (now := time.monotonic()) - self._looked < self._check_seconds:
             return self._active.copy()
         self._looked = now
         return self._active | self._waiting

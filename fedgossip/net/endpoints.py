@@ -21,6 +21,7 @@ import tomllib
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -348,13 +349,17 @@ def is_signed(endpoint: Endpoint) -> bool:
 
 def roster_of(endpoints: Endpoints) -> ParticipantRoster:
     """Return the roster of all entries, by id.  Raises ConfigError for an entry without its own signature."""
+    return _roster(tuple(sorted(endpoints.items())))
+
+
+@lru_cache(maxsize=2)  # a gateway has a thousand clients with the same endpoints: their signatures are checked once
+def _roster(endpoints: tuple[tuple[NodeId, Endpoint], ...]) -> ParticipantRoster:
     members = []
-    for node in sorted(endpoints):
-        member = _member(endpoints[node])
-        if not is_signed(endpoints[node]):
-            advice = f"Put what `{_name_command(node, endpoints[node])}` prints on its machine there, unchanged."
+    for node, endpoint in endpoints:
+        if not is_signed(endpoint):
+            advice = f"Put what `{_name_command(node, endpoint)}` prints on its machine there, unchanged."
             raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
-        members.append(member)
+        members.append(_member(endpoint))
     return ParticipantRoster(tuple(members))
 
 

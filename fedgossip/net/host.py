@@ -130,7 +130,7 @@ class Host:
         self._began_ns: int | None = None  # start of the first round: a coordinator's invitation, or a training
         self._received: Counter[NodeId] = Counter()  # with a journal: messages of each partner
         self._witnessed: list[Witness] = []  # with a journal: frames of the open session
-        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure
+        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure, ports.shared
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
         self._training = TrainingThread(node, task, self.meter, worker)
 
@@ -277,6 +277,11 @@ class Host:
         """Do the due work, with a bounded wait for more; return whether there was none."""
         busy = not self._training.idle
         events = self.links.poll(self._sleep_ms())
+        with self.ports.shared.handling:
+            return self._work(events, busy=busy)
+
+    def _work(self, events: list[LinkEvent], *, busy: bool) -> bool:
+        """Handle the events, answers and due timers; return whether there was none."""
         quiet = not (busy or events)
         stops = self.ports.stop() and not self.ports.journal
         goodbyes = [event for event in events if stops and is_goodbye(event)]

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
+import zmq
 
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Event, Log, Machine, NodeId, Witness
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.task import Job, LocalTask
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several participants of one process have in common."""
+
+    turn: AbstractContextManager[object]
+    """Held during each job of a training thread: they train one after the other."""
+    handling: AbstractContextManager[object]
+    """Held while events are handled: few of many threads then wait for the interpreter."""
+    context: zmq.Context[zmq.Socket[bytes]] | None = None
+    """The sockets' threads; None: each participant has its own."""
+    participants: int = 1
+
+
+ALONE = Shared(nullcontext(), nullcontext())
+"""Of a process with one participant."""
 
 
 class ImagedHost(Protocol):
@@ -80,6 +99,7 @@ class Ports:
     """Called in the training thread before each training."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
     """Called with (round, model): return the score of the model after that round."""
+    shared: Shared = ALONE
     journal: EventJournal | None = None
     """Stores each event on disk before the machine handles it; the run continues after its existing events."""
     stretch: float = 1.0

@@ -25,6 +25,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import PeerRow
 from fedgossip.core.task import Job, LocalTask, ReportingTask, choose_rows, update_in_stretches
+from fedgossip.net.host_ports import ALONE, Shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,8 @@ class WorkerPorts:
     first_work: Callable[[], None] = lambda: None
     begin: Callable[[Job], None] = lambda _job: None
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    """This and the two before: see `Ports`."""
+    shared: Shared = ALONE
+    """This and the three before: see `Ports`."""
 
 
 class TrainingThread:
@@ -99,7 +101,8 @@ class TrainingThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                answer = self._done(job)
+                with self._ports.shared.turn:
+                    answer = self._done(job)
             except FedgossipError as error:
                 self._answers.put(error)
             except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fedgossip.cli.ids import read_ids
 from fedgossip.cli.text import CommandGroup, echo
 from fedgossip.core import run_format
 
@@ -55,23 +56,43 @@ def keys() -> None:
 
 @keys.command()
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULT, show_default=True, help="File to make.")
-@click.option("--id", "node", type=click.IntRange(min=0), default=0, help="Peer id, for the block that is printed.")
+@click.option(
+    "--id",
+    "nodes",
+    metavar="K",
+    callback=read_ids,
+    default="0",
+    help="Peer id, for the block that is printed; or several clients, as 0-99: --out is the folder of their keys.",
+)
 @click.option("--address", help="Where others reach this peer: tcp://HOST:PORT.  [default: asked for, or found out]")
 @_CALLS
-def new(out: Path, node: int, address: str | None, calls: bool) -> None:
+def new(out: Path, nodes: tuple[int, ...], address: str | None, calls: bool) -> None:
     """Make a key pair, and print the block for endpoints.toml; the key file keeps the block too."""
+    from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import block, check_reachable, signed
     from fedgossip.net.identity import Identity, check_unused
 
-    check_unused(out)  # before it asks for an address
+    files = {node: key_of(out, node) if len(nodes) > 1 else out for node in nodes}
+    for file in files.values():
+        check_unused(file)  # before it asks for an address
+    if len(nodes) > 1 and not calls:
+        raise ConfigError(f"one address for {len(nodes)} peers", "Only clients need none: add --client.")
     where = "" if calls else address if address is not None else _ask_address()
     if not calls:
         check_reachable(where, "--address")
-    identity = Identity.new()
-    text = block(node, signed(identity, where))
-    identity.save(out, text)
-    echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
-    echo(text, nl=False)
+    for node, file in files.items():
+        identity = Identity.new()
+        text = block(node, signed(identity, where))
+        identity.save(file, text)
+        if node == nodes[0]:
+            what = f"secret key is in {file}" if len(nodes) == 1 else f"{len(nodes)} secret keys are in {out}"
+            echo(f"The {what}, readable by you alone.  For endpoints.toml on every machine:", err=True)
+        echo(text, nl=False)
+
+
+def key_of(folder: Path, node: int) -> Path:
+    """Return the key file of one of several clients in one process."""
+    return folder / f"{node}.key"
 
 
 def _ask_address() -> str:

@@ -140,6 +140,16 @@ def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """A participant that may begin: its folder, its key, its own address, and its site's approval."""
+
+    folder: Path
+    identity: Identity
+    bind: str
+    gate: Gate | None
+
+
+@dataclass(frozen=True)
 class Participant:
     """One participant, as given on the command line."""
 
@@ -185,10 +195,20 @@ class Participant:
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
+        from fedgossip.cli.run.progress import Progress
+
+        ready, e = self.get_ready(), self.plan.experiment
+        self._announce(ready.bind, waiting)
+        with Progress(self.title, e.rounds, self.plan.roles, own=self.node, score=e.score) as progress:
+            ended = self.run(ready, watch=progress)
+        return self._print_end(ready.folder, ended)
+
+    def get_ready(self) -> Ready:
+        """Check the key and the approval, and make the folder; nothing is sent.  Raises FedgossipError."""
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
 
-        identity, gate = self._identity(), self.gate or self._gate()
+        identity, gate = self.load_identity(), self.gate or self._gate()
         who = self.title.replace(" ", "")
         folder = self._find_left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
         if self.carrier:
@@ -197,9 +217,7 @@ class Participant:
             self.prepare(folder)
         if gate:
             gate.keep(folder)
-        bind = self.bind or self.known[self.node].address
-        self._announce(bind, waiting)
-        return self._print_end(folder, self._run(folder, identity, bind, gate))
+        return Ready(folder, identity, self.bind or self.known[self.node].address, gate)
 
     def _announce(self, bind: str, waiting: str) -> None:
         for line in self.plan.banner:
@@ -211,35 +229,32 @@ class Participant:
             where, waiting = f"{self.title} by the folder {self.carrier.root}", "looking for messages"
         echo(f"{where}: {waiting}", err=True)
 
-    def _run(self, folder: Path, identity: Identity, bind: str, gate: Gate | None) -> PeerEnded:
-        from fedgossip.cli.run.progress import Progress
+    def run(self, ready: Ready, **driven: Any) -> PeerEnded:
+        """Run to the end; `driven`: further arguments of `run_peer`.  Raises FedgossipError."""
         from fedgossip.drivers.peer import run_peer
         from fedgossip.net.relays.reachability import DIRECT
 
-        rounds, roles = self.plan.experiment.rounds, self.plan.roles
-        score = self.plan.experiment.score
-        with Progress(self.title, rounds, roles, own=self.node, score=score) as progress:
-            return run_peer(
-                self.plan,
-                self.node,
-                folder,
-                identity=identity,
-                bind=bind,
-                endpoints=self.known,
-                watch=progress,
-                resume=self.resume,
-                members=self.members,
-                join=self.join,
-                policy=self.policy,
-                learning=self.learning,
-                trace_bytes=self.trace_bytes,
-                masked=self.key.with_name(f"{self.key.name}.{MASKED}"),
-                spent=self.spent or self.key.with_name(f"{self.key.name}.{SPENT}"),
-                data=self.data,
-                ways=self.ways or DIRECT,
-                first_work=gate.open if gate else None,
-                carrier=self.carrier,
-            )
+        return run_peer(
+            self.plan,
+            self.node,
+            ready.folder,
+            identity=ready.identity,
+            bind=ready.bind,
+            endpoints=self.known,
+            resume=self.resume,
+            members=self.members,
+            join=self.join,
+            policy=self.policy,
+            learning=self.learning,
+            trace_bytes=self.trace_bytes,
+            masked=self.key.with_name(f"{self.key.name}.{MASKED}"),
+            spent=self.spent or self.key.with_name(f"{self.key.name}.{SPENT}"),
+            data=self.data,
+            ways=self.ways or DIRECT,
+            first_work=ready.gate.open if ready.gate else None,
+            carrier=self.carrier,
+            **driven,
+        )
 
     def _print_end(self, folder: Path, ended: PeerEnded) -> int:
         from fedgossip.base.errors import TooFewPeersError
@@ -298,7 +313,8 @@ class Participant:
         leader = self.plan.roles.leader
         return "others" if leader is None else self.plan.roles.label(leader)
 
-    def _identity(self) -> Any:
+    def load_identity(self) -> Identity:
+        """Return the key pair.  Raises ConfigError for another one than the endpoints name."""
         from fedgossip.base.errors import ConfigError
         from fedgossip.net.identity import Identity
 
@@ -354,6 +370,11 @@ class Participant:
         if (folder / MODEL_BEST).exists():
             echo(f"The model of the best round: {folder / MODEL_BEST}", err=True)
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
+
+    def resume_line(self) -> str:
+        """Return the typed command, with --resume and --out of the folder that the clients' folders are in."""
+        assert self.out is not None
+        return _line(self.out.parent)
 
     def _find_left(self) -> Path:
         from fedgossip.base.errors import ConfigError, ResumeError

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.people.keys import policy_option
-from fedgossip.cli.run import participant
+from fedgossip.cli.ids import read_ids
+from fedgossip.cli.people.keys import key_of, policy_option
+from fedgossip.cli.run import gateway, participant
 from fedgossip.cli.run.participant import SUMMING, is_over, step_content
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import STEP
@@ -183,7 +184,15 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
-@click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
+@click.option(
+    "--id",
+    "nodes",
+    metavar="K",
+    callback=read_ids,
+    required=True,
+    help="Which client this is; or several, as 0-99, in one process: --key is then the folder with their keys, 0.key "
+    "to 99.key, and --out gets a folder for each.",
+)
 @participant.options
 @participant.folder_options
 @policy_option("Requirements of this client, from `fedgossip privacy policy`.")
@@ -195,7 +204,7 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 @click.option("--dry-run", is_flag=True, help="Check all that this site can check alone, and send nothing.")
 def client(
     experiment: Path,
-    node: int,
+    nodes: tuple[int, ...],
     endpoints: Path,
     key: Path,
     policy: Path,
@@ -216,32 +225,69 @@ def client(
     from fedgossip.plans.federated.policy import demands, how_long
 
     plan = _plan(experiment, overrides, seed)
-    if node >= plan.learners:
-        raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
+    if nodes[-1] >= plan.learners:
+        raise ConfigError(f"there is no client {nodes[-1]}", f"Clients are 0 to {plan.learners - 1}.")
+    many = len(nodes) > 1
+    if many:
+        out = _folder_of_many(plan, nodes, key, ledger, out, carrier)
+    keys = {node: key_of(key, node) if many else key for node in nodes}
+    outs = {node: out / f"client{node}" if many and out else out for node in nodes}
     if dry_run:
-        return _checked(plan, node, key, endpoints, policy, ledger, None if resume else out)
+        codes = []
+        for node in nodes:
+            if many:
+                echo(f"client {node}")
+            place = None if resume else outs[node]
+            codes.append(_checked(plan, node, keys[node], endpoints, policy, ledger, place))
+        return next(filter(None, codes), 0)
     known = load_endpoints(endpoints, plan.n, participant.listens(plan, carrier))
-    learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
-    terms = demands(policy, plan, node, known, learning[0] if plan.secure else None)
-    where = known[plan.tree.parent(node)].address
-    return participant.Participant(
-        experiment,
-        plan,
-        node,
-        f"client {node}",
-        key,
-        endpoints,
-        known,
-        out,
-        resume,
-        policy=terms,
-        learning=learning,
-        limits=how_long(policy),
-        spent=ledger,
-        carrier=carrier,
-        overrides=overrides,
-        seed=seed,
-    ).take_part(f"calling the coordinator at {where}, which begins when enough clients have joined")
+    learning = compose.task_of(plan.experiment, plan.learners, nodes, os.urandom)
+    limits = how_long(policy)
+    seats = [
+        participant.Participant(
+            experiment,
+            plan,
+            node,
+            f"client {node}",
+            keys[node],
+            endpoints,
+            known,
+            outs[node],
+            resume,
+            policy=demands(policy, plan, node, known, learning[0] if plan.secure else None),
+            learning=learning,
+            limits=limits,
+            spent=ledger,
+            carrier=carrier,
+            overrides=overrides,
+            seed=seed,
+        )
+        for node in nodes
+    ]
+    where = known[plan.tree.parent(nodes[0])].address
+    waiting = f"calling the coordinator at {where}, which begins when enough clients have joined"
+    return gateway.take_part(seats, waiting) if many else seats[0].take_part(waiting)
+
+
+def _folder_of_many(
+    plan: FederationPlan,
+    nodes: tuple[int, ...],
+    keys: Path,
+    ledger: Path | None,
+    out: Path | None,
+    carrier: FolderCarrier | None,
+) -> Path:
+    """Return the folder for those of several clients in one process.  Raises ConfigError for options of one client."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.runs.run_directory import new_path
+
+    if ledger or carrier:
+        text = f"{'--ledger' if ledger else '--links'} with {len(nodes)} clients: it is of one client"
+        raise ConfigError(text, "Leave it out, or start that client by itself.")
+    if not keys.is_dir():
+        names = f"{key_of(Path('KEYS'), nodes[0])} to {key_of(Path('KEYS'), nodes[-1])}"
+        raise ConfigError(f"{keys} is no folder with the keys of {len(nodes)} clients", f"Give --key KEYS: {names}.")
+    return out or new_path(plan, f"clients{nodes[0]}-{nodes[-1]}", Path("runs"))
 
 
 def _checked(

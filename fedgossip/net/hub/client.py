@@ -18,6 +18,7 @@ from fedgossip.core.wire import Assembler
 from fedgossip.net import sockets
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.host_ports import ALONE, Shared
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links import partner_link
 from fedgossip.net.links.outbox import (
@@ -48,10 +49,14 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 class ClientLinks(Wakeable):
     """The client's end.  It connects only to the coordinator, at `connect`."""
 
-    def __init__(self, node: NodeId, identity: Identity | None) -> None:
-        """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it."""
+    def __init__(self, node: NodeId, identity: Identity | None, shared: Shared = ALONE) -> None:
+        """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it.
+
+        `shared`: with other clients of this process.  These offer no stream: its setup has deadlines, and a client of
+        hundreds may wait that long for its turn.
+        """
         self.node, self.identity = node, identity
-        self.streams = Streams(identity, suites_wanted())
+        self.streams = Streams(identity, frozenset() if shared.context else suites_wanted())
         self._call = StreamCall(-1)
         self.address = "nobody is called yet"
         self._coordinator: NodeId | None = None
@@ -66,9 +71,11 @@ class ClientLinks(Wakeable):
         self._late: list[LinkEvent] = []
         self.bytes_sent = self.dropped = 0
         sockets.keep_message_memory()
-        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self._shared = shared
+        self.context: zmq.Context[ZmqSocket] = shared.context or zmq.Context(1)
+        self._closed = False
         self._dealer: ZmqSocket | None = None
-        self.connections = Connections()
+        self.connections = Connections(shared.participants)
         self._waker = Waker()
         self.routing = Routing(identity, self._waker.wake)
         self.poller = zmq.Poller()
@@ -359,8 +366,9 @@ class ClientLinks(Wakeable):
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
-        if self.context.closed:
+        if self._closed:
             return
+        self._closed = True
         until = time.monotonic() + drain_seconds
         while not self.idle and time.monotonic() < until:
             self.poll(50)
@@ -369,4 +377,5 @@ class ClientLinks(Wakeable):
         self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
         self.connections.close()
         self._waker.close()
-        self.context.term()
+        if self._shared.context is None:
+            self.context.term()

@@ -1,0 +1,94 @@
+"""A gateway: many participants in one process.
+
+Each has its own machine, links, key, log and folder, as in a process of its own; only libraries, data and the task are
+shared, and one of them trains at a time.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+import zmq
+
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.core.machine import NodeId
+from fedgossip.net.host_ports import Shared
+from fedgossip.net.sockets import FILES, check_files
+from fedgossip.runs.peer_files import PeerEnded
+
+FILES_OF_A_SEAT = 16
+"""Maximum number of open files of a client: its connections, the wakers of its threads, its log."""
+
+SOCKETS_OF_A_SEAT = 4
+"""Maximum number of its sockets: a call, its successor, and their monitors."""
+
+SWITCH_SECONDS = 0.2
+"""Interval at which a thread that waits for the interpreter wakes to ask for it: at Python's 5 ms hundreds of waiting
+threads take most of the processor.
+"""
+
+LOOK_SECONDS = 0.5
+
+Seat = Callable[[threading.Event, Shared], PeerEnded]
+"""Runs one participant to its end, or until the event is set.  Raises FedgossipError."""
+
+
+def run_seats(seats: Mapping[NodeId, Seat]) -> dict[NodeId, PeerEnded | FedgossipError]:
+    """Run all participants to their ends, each in a thread; return each end, or the error.
+
+    Ctrl-C and SIGTERM stop all of them.  Raises NetworkError if this process cannot open enough files.
+    """
+    check_files(f"{len(seats)} clients of one process", FILES + FILES_OF_A_SEAT * len(seats))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    context.set(zmq.MAX_SOCKETS, max(1024, SOCKETS_OF_A_SEAT * len(seats)))
+    stop, shared = threading.Event(), Shared(threading.Lock(), threading.Lock(), context, len(seats))
+    ended: dict[NodeId, PeerEnded | FedgossipError] = {}
+
+    def run(node: NodeId) -> None:
+        try:
+            ended[node] = seats[node](stop, shared)
+        except FedgossipError as error:
+            ended[node] = error
+
+    threads = [guarded_thread(run, f"client-{node}", node) for node in seats]
+    with _stopping(stop), _switching(SWITCH_SECONDS):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # a wait without an end would not let signals through
+                thread.join(LOOK_SECONDS)
+    context.term()
+    return dict(sorted(ended.items()))
+
+
+@contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """Set the event on SIGINT and SIGTERM; a second Ctrl-C interrupts."""
+
+    def asked(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
