@@ -13,20 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-import zmq
-
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.core.machine import NodeId
-from fedgossip.net.host_ports import Shared
+from fedgossip.net.host_ports import SharedParts, sharing
 from fedgossip.net.sockets import FILES, check_files
 from fedgossip.runs.peer_files import PeerEnded
 
 FILES_OF_A_SEAT = 16
 """Maximum number of open files of a client: its connections, the wakers of its threads, its log."""
-
-SOCKETS_OF_A_SEAT = 4
-"""Maximum number of its sockets: a call, its successor, and their monitors."""
 
 SWITCH_SECONDS = 0.2
 """Interval at which a thread that waits for the interpreter wakes to ask for it: at Python's 5 ms hundreds of waiting
@@ -35,7 +30,7 @@ threads take most of the processor.
 
 LOOK_SECONDS = 0.5
 
-Seat = Callable[[threading.Event, Shared], PeerEnded]
+Seat = Callable[[threading.Event, SharedParts], PeerEnded]
 """Runs one participant to its end, or until the event is set.  Raises FedgossipError."""
 
 
@@ -45,25 +40,21 @@ def run_seats(seats: Mapping[NodeId, Seat]) -> dict[NodeId, PeerEnded | Fedgossi
     Ctrl-C and SIGTERM stop all of them.  Raises NetworkError if this process cannot open enough files.
     """
     check_files(f"{len(seats)} clients of one process", FILES + FILES_OF_A_SEAT * len(seats))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    context.set(zmq.MAX_SOCKETS, max(1024, SOCKETS_OF_A_SEAT * len(seats)))
-    stop, shared = threading.Event(), Shared(threading.Lock(), threading.Lock(), context, len(seats))
-    ended: dict[NodeId, PeerEnded | FedgossipError] = {}
+    stop, ended = threading.Event(), dict[NodeId, PeerEnded | FedgossipError]()
+    with sharing(len(seats)) as shared, _stopping(stop), _switching(SWITCH_SECONDS):
 
-    def run(node: NodeId) -> None:
-        try:
-            ended[node] = seats[node](stop, shared)
-        except FedgossipError as error:
-            ended[node] = error
+        def run(node: NodeId) -> None:
+            try:
+                ended[node] = seats[node](stop, shared)
+            except FedgossipError as error:
+                ended[node] = error
 
-    threads = [guarded_thread(run, f"client-{node}", node) for node in seats]
-    with _stopping(stop), _switching(SWITCH_SECONDS):
+        threads = [guarded_thread(run, f"client-{node}", node) for node in seats]
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():  # a wait without an end would not let signals through
                 thread.join(LOOK_SECONDS)
-    context.term()
     return dict(sorted(ended.items()))
 
 

@@ -24,7 +24,7 @@ from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
 from fedgossip.net.connections import check_clients
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.folder_links import FolderLinks
-from fedgossip.net.host_ports import ALONE, Shared
+from fedgossip.net.host_ports import ALONE, SharedParts
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks, TierLinks
 from fedgossip.net.identity import Identity
@@ -121,7 +121,7 @@ def check_journalled(plan: Plan) -> None:
 
 
 def transport_of(
-    plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT, shared: Shared = ALONE
+    plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT, shared: SharedParts = ALONE
 ) -> Transport:
     """Return a participant's transport; a listening one binds at `bind`.  Raises NetworkError."""
     transport = plan.roles.get_role(node).transport

@@ -69,7 +69,7 @@ from fedgossip.net.endpoints import Endpoints, Members, block, load_endpoints, s
 from fedgossip.net.faulty import Faults
 from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.host import Host
-from fedgossip.net.host_ports import ALONE, Ports, Shared
+from fedgossip.net.host_ports import ALONE, Ports, SharedParts
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.relay_client import RelayAccess, ways_through
@@ -163,7 +163,7 @@ def run_peer(
     data: str = "",
     ways: Ways = DIRECT,
     asked_to_stop: threading.Event | None = None,
-    shared: Shared = ALONE,
+    shared: SharedParts = ALONE,
     first_work: Callable[[], None] | None = None,
     wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
     carrier: FolderCarrier | None = None,
@@ -319,7 +319,7 @@ class _PeerLife:
         checkpoint_seconds: float,
         made: Made,
         first_work: Callable[[], None] | None,
-        shared: Shared,
+        shared: SharedParts,
         carrier: FolderCarrier | None = None,
         journal: Journal | None = None,
     ) -> None:

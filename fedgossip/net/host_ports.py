@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from fedgossip.core.task import Job, LocalTask
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """What several participants of one process have in common."""
 
     turn: AbstractContextManager[object]
@@ -30,7 +31,20 @@ class Shared:
     participants: int = 1
 
 
-ALONE = Shared(nullcontext(), nullcontext())
+SOCKETS_OF_A_CLIENT = 4
+"""Maximum number of sockets of a client: a call, its successor, and their monitors."""
+
+
+@contextmanager
+def sharing(participants: int) -> Iterator[SharedParts]:
+    """Yield what this number of clients of one process share; all of them end inside the context."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    context.set(zmq.MAX_SOCKETS, max(1024, SOCKETS_OF_A_CLIENT * participants))
+    yield SharedParts(threading.Lock(), threading.Lock(), context, participants)
+    context.term()
+
+
+ALONE = SharedParts(nullcontext(), nullcontext())
 """Of a process with one participant."""
 
 
@@ -99,7 +113,7 @@ class Ports:
     """Called in the training thread before each training."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
     """Called with (round, model): return the score of the model after that round."""
-    shared: Shared = ALONE
+    shared: SharedParts = ALONE
     journal: EventJournal | None = None
     """Stores each event on disk before the machine handles it; the run continues after its existing events."""
     stretch: float = 1.0

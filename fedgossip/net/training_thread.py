@@ -25,7 +25,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import PeerRow
 from fedgossip.core.task import Job, LocalTask, ReportingTask, choose_rows, update_in_stretches
-from fedgossip.net.host_ports import ALONE, Shared
+from fedgossip.net.host_ports import ALONE, SharedParts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class WorkerPorts:
     first_work: Callable[[], None] = lambda: None
     begin: Callable[[Job], None] = lambda _job: None
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    shared: Shared = ALONE
+    shared: SharedParts = ALONE
     """This and the three before: see `Ports`."""
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fedgossip.base.errors import FedgossipError
     from fedgossip.core.machine import NodeId
-    from fedgossip.net.host_ports import Shared
+    from fedgossip.net.host_ports import SharedParts
     from fedgossip.runs.peer_files import PeerEnded
 
 
@@ -31,7 +31,7 @@ def take_part(seats: Sequence[Participant], waiting: str) -> int:
         echo(line, err=True)
     echo(f"clients {_ranges(ready)} in this process: {waiting}", err=True)
 
-    def run(node: NodeId, stop: threading.Event, shared: Shared) -> PeerEnded:
+    def run(node: NodeId, stop: threading.Event, shared: SharedParts) -> PeerEnded:
         one, its = ready[node]
         return one.run(its, asked_to_stop=stop, shared=shared)
 

@@ -140,7 +140,7 @@ def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyParticipant:
     """A participant that may begin: its folder, its key, its own address, and its site's approval."""
 
     folder: Path
@@ -203,7 +203,7 @@ class Participant:
             ended = self.run(ready, watch=progress)
         return self._print_end(ready.folder, ended)
 
-    def get_ready(self) -> Ready:
+    def get_ready(self) -> ReadyParticipant:
         """Check the key and the approval, and make the folder; nothing is sent.  Raises FedgossipError."""
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
@@ -217,7 +217,7 @@ class Participant:
             self.prepare(folder)
         if gate:
             gate.keep(folder)
-        return Ready(folder, identity, self.bind or self.known[self.node].address, gate)
+        return ReadyParticipant(folder, identity, self.bind or self.known[self.node].address, gate)
 
     def _announce(self, bind: str, waiting: str) -> None:
         for line in self.plan.banner:
@@ -229,7 +229,7 @@ class Participant:
             where, waiting = f"{self.title} by the folder {self.carrier.root}", "looking for messages"
         echo(f"{where}: {waiting}", err=True)
 
-    def run(self, ready: Ready, **driven: Any) -> PeerEnded:
+    def run(self, ready: ReadyParticipant, **driven: Any) -> PeerEnded:
         """Run to the end; `driven`: further arguments of `run_peer`.  Raises FedgossipError."""
         from fedgossip.drivers.peer import run_peer
         from fedgossip.net.relays.reachability import DIRECT

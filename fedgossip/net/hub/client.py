@@ -18,7 +18,7 @@ from fedgossip.core.wire import Assembler
 from fedgossip.net import sockets
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
-from fedgossip.net.host_ports import ALONE, Shared
+from fedgossip.net.host_ports import ALONE, SharedParts
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links import partner_link
 from fedgossip.net.links.outbox import (
@@ -49,7 +49,7 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 class ClientLinks(Wakeable):
     """The client's end.  It connects only to the coordinator, at `connect`."""
 
-    def __init__(self, node: NodeId, identity: Identity | None, shared: Shared = ALONE) -> None:
+    def __init__(self, node: NodeId, identity: Identity | None, shared: SharedParts = ALONE) -> None:
         """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it.
 
         `shared`: with other clients of this process.  These offer no stream: its setup has deadlines, and a client of
