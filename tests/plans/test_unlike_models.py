@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -171,11 +172,22 @@ def test_a_dry_run_has_the_layout_of_what_is_sent_and_names_the_bytes(capsys: py
     assert "# 400 logits in float32" in shown and "parameters" not in shown and told.notes[0] in shown
 
 
+SHOWN = ["softmax", "mlp:64-32-10", "cnn:small"]
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "unlike.md").read_text()
+
+
+def shown_of(algorithm: str, common: str | float) -> list[list[float]]:
+    """Return the page's scores together and alone, the gain and half its interval in points, of each model."""
+    table = PAGE.partition("| common examples |")[2].partition("drawn |")[0 if isinstance(common, float) else 2]
+    (row,) = [line for line in table.splitlines() if f"| `{algorithm}` |" in line]
+    return [[float(one) for one in re.findall(r"[\d.]+", cell)] for cell in row.split("|")[-4:-1]]
+
+
 def study(algorithm: str, seed: int, common: str | float, **more: Any) -> list[tuple[float, float]]:
     """Return of each architecture the score on its own held-out examples, together and alone."""
     one = federated(algorithm, **CLEAR) | {"seed": seed, "rounds": 20, "eval": {"every": 20}}
     one |= {"data": {"test": 0.1, "local_test": 0.85 if isinstance(common, float) else 0.9, "common": common}}
-    one |= {"train": {"local_steps": 20, "device": "cpu"}} | more
+    one |= {"train": {"local_steps": 20, "device": "cpu"}, "model": {"source": SHOWN[1], "sources": SHOWN}} | more
     one["coordinator"]["options"] = {"student": 1}
     found = scores(fedgossip.simulate(one, engine="stacked"))
     return [(own, alone) for round, _, own, alone in found if round == one["rounds"]]
@@ -194,11 +206,11 @@ def test_over_five_seeds_all_three_are_better_together_than_alone(algorithm: str
     """On common examples of the kind by more than the 95 % interval of the paired differences; on drawn ones on average
     of all."""
     seeds = [study(algorithm, seed, common) for seed in range(1, 6)]
-    for name, of in zip(SOURCES, zip(*seeds, strict=True), strict=True):
+    for shown, of in zip(shown_of(algorithm, common), zip(*seeds, strict=True), strict=True):
         gains = [own - alone for own, alone in of]
         half = 2.776 * stdev(gains) / math.sqrt(len(gains))
-        told = f"{fmean(own for own, _ in of):.3f} {fmean(alone for _, alone in of):.3f}"
-        print(algorithm, common, name, told, f"{fmean(gains):+.4f} +- {half:.4f}")
+        found = [fmean(own for own, _ in of), fmean(alone for _, alone in of), 100 * fmean(gains), 100 * half]
+        assert found[:2] == pytest.approx(shown[:2], abs=0.01) and found[2:] == pytest.approx(shown[2:], abs=1.0)
         assert fmean(gains) > (half if isinstance(common, float) else 0)
 
 
