@@ -34,6 +34,7 @@ SOURCE = {
 }
 ALIKE = {
     "weibull": ("cox", "weibull"),
+    "cox-robust": ("cox", "cox?every=60&until=600&errors=robust"),
     "fine-gray": ("cox", "cox?every=60&until=600&competing=2"),
     "multinomial": ("glm", "multinomial"),
     "ordinal": ("glm", "ordinal"),

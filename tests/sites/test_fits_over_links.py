@@ -18,7 +18,7 @@ from fedgossip.base.errors import NetworkError
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
-FILE |= dict.fromkeys(("table1", "firth"), "tables.json") | {"fine-gray": "fit.json"}
+FILE |= dict.fromkeys(("table1", "firth"), "tables.json") | dict.fromkeys(("cox-robust", "fine-gray"), "fit.json")
 
 
 @pytest.fixture(scope="module")
