@@ -68,7 +68,7 @@ def test_a_relay_without_tls_in_the_endpoints_has_a_notice(
     def stopped(*_: object) -> None:
         raise NetworkError("stopped", "")
 
-    monkeypatch.setattr("fedgossip.cli.run.participant.Participant._run", stopped)
+    monkeypatch.setattr("fedgossip.cli.run.participant.Participant.run", stopped)
     for address, notices in (("ws://relay.example.org", 1), ("wss://relay.example.org", 0), ("ws://127.0.0.1", 0)):
         where = tmp_path / address.replace("/", "")
         where.mkdir()
