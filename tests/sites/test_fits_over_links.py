@@ -65,7 +65,7 @@ def test_the_code_of_a_site_that_takes_no_part_is_that_of_its_records_whatever_i
 def test_a_relay_without_tls_in_the_endpoints_has_a_notice(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
+    def stopped(*_: object, **_more: object) -> None:
         raise NetworkError("stopped", "")
 
     monkeypatch.setattr("fedgossip.cli.run.participant.Participant.run", stopped)
