@@ -206,8 +206,8 @@ FAULTS: Choice = (
 
 
 UNDRAWN = (
-    "data.buckets", "data.scale", "data.agreed", "data.missing", "data.categories", "data.columns", "data.file",
-    "data.suppress", "data.levels", "data.groups", "data.site_scores", "task.exchange", "train.compile",
+    "data.buckets", "data.scale", "data.agreed", "data.missing", "data.where", "data.categories", "data.columns",
+    "data.file", "data.suppress", "data.levels", "data.groups", "data.site_scores", "task.exchange", "train.compile",
     "train.processes", "train.parallel", "train.zero", "train.offload", "train.compression", "train.mesh",
     "train.microbatches", "train.count_lost", "simulation.inside", "data.common", "model.sources", "model.formula",
     "simulation.racks",

@@ -6,12 +6,10 @@ shared, and one of them trains at a time.
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.guarded_threads import guarded_thread
@@ -37,25 +35,35 @@ Seat = Callable[[threading.Event, SharedParts], PeerEnded]
 def run_seats(seats: Mapping[NodeId, Seat]) -> dict[NodeId, PeerEnded | FedgossipError]:
     """Run all participants to their ends, each in a thread; return each end, or the error.
 
-    Ctrl-C and SIGTERM stop all of them.  Raises NetworkError if this process cannot open enough files.
+    An interrupt stops all of them, and a second one raises KeyboardInterrupt.  Raises NetworkError if this process
+    cannot open enough files.
     """
     check_files(f"{len(seats)} clients of one process", FILES + FILES_OF_A_SEAT * len(seats))
-    stop, ended = threading.Event(), dict[NodeId, PeerEnded | FedgossipError]()
-    with sharing(len(seats)) as shared, _stopping(stop), _switching(SWITCH_SECONDS):
+    stop, over, ended = threading.Event(), threading.Event(), dict[NodeId, PeerEnded | FedgossipError]()
+    with sharing(len(seats)) as shared, _switching(SWITCH_SECONDS):
 
         def run(node: NodeId) -> None:
             try:
                 ended[node] = seats[node](stop, shared)
             except FedgossipError as error:
                 ended[node] = error
+            if len(ended) == len(seats):
+                over.set()
 
-        threads = [guarded_thread(run, f"client-{node}", node) for node in seats]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():  # a wait without an end would not let signals through
-                thread.join(LOOK_SECONDS)
+        for node in seats:
+            guarded_thread(run, f"client-{node}", node).start()
+        try:
+            _wait(over)
+        except KeyboardInterrupt:
+            stop.set()
+            _wait(over)
     return dict(sorted(ended.items()))
+
+
+def _wait(over: threading.Event) -> None:
+    # not by Thread.join: interrupted, it takes a running thread for an ended one (Python 3.11)
+    while not over.wait(LOOK_SECONDS):  # a wait without an end would not let an interrupt through
+        pass
 
 
 @contextmanager
@@ -66,20 +74,3 @@ def _switching(seconds: float) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Set the event on SIGINT and SIGTERM; a second Ctrl-C interrupts."""
-
-    def asked(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

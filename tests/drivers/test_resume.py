@@ -34,6 +34,7 @@ from fedgossip.drivers.peer import _PeerLife
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.net.host_ports import ALONE
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints, incarnations, run_directory
 from fedgossip.runs.incarnations import prepare
@@ -478,7 +479,7 @@ def test_a_peer_that_trains_a_round_again_begins_from_its_state_before_it(round:
         files: Any = SimpleNamespace(folder=tmp_path, node=0, started=lambda *_: None)
         made: Any = SimpleNamespace(make=lambda *_: None)
         hello: Any = None
-        one, x = _PeerLife(plan, task, hello, files, life, None, 10.0, made, None), task.initial(0)
+        one, x = _PeerLife(plan, task, hello, files, life, None, 10.0, made, None, ALONE), task.initial(0)
         with contextlib.ExitStack() as stack:
             one._machine(0, stack)
         if life.resumed:

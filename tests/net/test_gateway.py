@@ -111,7 +111,11 @@ def test_a_client_that_is_in_already_is_named_and_ctrl_c_stops_all(tmp_path: Pat
         stop.set()
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # where the gateway has ended before it
+    def interrupt(*_: object) -> None:
+        if any(one.name.startswith("client-") for one in threading.enumerate()):  # or the gateway has ended before it
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     stopper = threading.Thread(target=stop_all)
     stopper.start()
     try:
