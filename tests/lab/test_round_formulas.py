@@ -92,6 +92,14 @@ def test_the_formulas_of_servers(workers: int, servers: int, training: float, do
     assert found is not None and abs(found) < 0.02
 
 
+@pytest.mark.parametrize(("workers", "training", "down"), [(8, QUICK, 0), (16, SLOW, 1)])
+def test_asynchronous_pairs_take_4_to_15_percent_less_than_their_formula(
+    workers: int, training: float, down: int
+) -> None:
+    found = off("gossip:async", workers, training, down=bool(down))
+    assert found is not None and -0.15 < found < -0.035
+
+
 @pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling", "gossip"])
 def test_no_formula_is_shown_where_none_holds(name: str) -> None:
     assert off(name, 3, QUICK, down=True) is None
