@@ -14,6 +14,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,6 +83,12 @@ class TimeForecast(msgspec.Struct, kw_only=True):
 
 class UntrainedTask:
     """A task like `task` that answers each job with the first update of its kind, each model with the first score."""
+
+    def __new__(cls, task: GradientTask) -> UntrainedTask:
+        """Make a class with the names of the task: from Python 3.12 on `isinstance` sees no name of __getattr__."""
+        names = [name for name in dir(task) if not name.startswith("_") and name not in vars(cls)]
+        forwarded = {name: property(attrgetter(f"_task.{name}")) for name in names}
+        return super().__new__(type(cls.__name__, (cls,), forwarded))
 
     def __init__(self, task: GradientTask) -> None:
         self._task = task
