@@ -537,3 +537,11 @@ def test_of_2048_peers_on_a_hypercube_the_estimate_meets_the_formula():
     assert found.floor == pytest.approx((sum(left) / (n - 1)) ** 0.5, rel=0.01)
     assert found.typical_to_halve in (2, 3), "0.2496 of the squares is left after 2 rounds, and a half is 0.25"
     assert (found.typical_to_1_percent, found.rounds_to_halve) == (11, 11)
+
+
+@pytest.mark.parametrize(("graph", "n"), [("base:99", 16), ("one-peer-exponential", 2)])
+def test_a_sequence_of_one_graph_has_the_spectrum_of_that_graph(graph: str, n: int) -> None:
+    schedule = resolve_schedule(graph, n)
+    assert schedule.period == 1
+    assert forecast_of(schedule) == forecast(schedule.mixing(0))
+    assert forecast_of(schedule).spectral_gap == pytest.approx(1.0, abs=1e-12)

@@ -55,8 +55,8 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
         return forecast(schedule, gamma, found)
-    if schedule.n == 1:  # no disagreement in any round
-        return forecast(schedule.mixing(0), gamma)
+    if schedule.n == 1 or (schedule.period == 1 and not (isinstance(schedule, Cycle) and schedule.algorithm)):
+        return forecast(schedule.mixing(0), gamma)  # no disagreement in any round, or one graph in all
     if isinstance(schedule, Random):
         return _forecast_random(schedule, gamma)
     if isinstance(schedule, Endless):
