@@ -24,6 +24,7 @@ from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts, setting_
 from fedgossip.lab.compare.names import PARADIGMS, Setting, paradigm_of
 from fedgossip.lab.compare.verdict import comparison, sentence
 from fedgossip.lab.costs.base import TrainingTimes
+from fedgossip.learning.settings import TrainSettings
 from fedgossip.report.page.reading import read_run
 from tests.commands import Output, in_process
 
@@ -174,7 +175,7 @@ def test_a_folder_of_another_file_is_refused_and_left_as_it_was(compared: Any, f
 @pytest.mark.parametrize("name", PARADIGMS)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_all_paradigms_see_as_many_examples(name: str, workers: int, file: Path) -> None:
-    """rounds x workers x batches of a round x examples of a batch: 20 x 4 x 3 x 32."""
+    """rounds x workers x batches of a round x examples of a batch: 20 x 4 x 3 x the default."""
     where, content = content_of(file, ["train.local_steps=3"])
     if paradigm_of(name).one_participant:  # which learns from data, and whose steps are those of all its workers
         content, workers_told = {**content, "task": {}}, 1
@@ -182,8 +183,14 @@ def test_all_paradigms_see_as_many_examples(name: str, workers: int, file: Path)
         workers_told = workers
     e: Any = experiment_for(content, paradigm_of(name), workers, 4, 1, where)
     steps = e.parallel.accumulate if paradigm_of(name).every_step else e.train.local_steps
-    assert e.rounds * workers_told * steps * e.train.batch_size == 20 * 4 * 3 * 32
+    assert e.rounds * workers_told * steps * e.train.batch_size == 20 * 4 * 3 * TrainSettings().batch_size
     assert e.rounds // e.eval.every == 10
+
+
+def test_keys_that_a_file_omits_have_the_defaults_of_a_run() -> None:
+    found = experiment_for({}, paradigm_of("gossip"), 4, 4, 1, "x.toml")
+    alone = load_experiment({"topology": {"graph": "ring", "n": 4}})
+    assert (found.rounds, found.eval, found.train) == (alone.rounds, alone.eval, alone.train)
 
 
 def test_a_file_that_says_nothing_of_evaluation_is_compared_with_the_same_measurements() -> None:
@@ -271,6 +278,29 @@ def test_the_documents_straggler_is_that_of_its_command(compared: Any, file: Pat
     words[words.index("train.lr=0.1")], words[words.index("slow")] = "train.lr=0.3", "chance"
     found = json.loads(compared(*words).out)
     assert all(row["test_loss"] > 2 for row in found["table"][1:]) and found["sentence"].count("DIVERGED") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mark", "shown"),
+    [
+        ("allow_disconnected", {"round_seconds": 1e-3, "test_loss": 1.0, "models_apart": 1.0}),
+        ("ring+bf16", {"round_seconds": 1e-3, "model": 1e-3, "seconds_to_target": 1.0}),
+    ],
+)
+def test_the_documents_tables_are_those_of_their_commands(
+    mark: str, shown: dict[str, float], compared: Any, file: Path
+) -> None:
+    """Every cell of a row, in the order of `shown`, which has the unit of each."""
+    file.write_text(PAGE.split("```toml\n")[1].split("```")[0])
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("fedgossip compare") and mark in line]
+    found = json.loads(compared(*shlex.split(line)[3:], "--json", "--set", "train.device=cpu").out)["table"]
+    table = PAGE.split(line)[1].split("\n## ")[0]
+    for row in found:
+        values = {**row, "model": row["told"] and row["told"]["round_seconds"]}
+        (cells,) = re.findall(rf"^\| `{re.escape(row['paradigm'])}`[^|]*\|(.*)\|$", table, re.MULTILINE)
+        for (name, unit), cell in zip(shown.items(), cells.split("|"), strict=True):
+            assert values[name] == pytest.approx(unit * float(cell.split()[0]), rel=0.01, abs=0.005 * unit), (row, name)
 
 
 def test_the_document_has_the_usual_eight() -> None:

@@ -100,6 +100,14 @@ def test_asynchronous_pairs_take_4_to_15_percent_less_than_their_formula(
     assert found is not None and -0.15 < found < -0.035
 
 
+@pytest.mark.parametrize(("times", "least", "most"), [(1.0, 0.05, 0.11), (2.0, 0.01, 0.03), (4.0, 0.0, 0.03)])
+def test_asynchronous_pairs_take_longer_where_a_training_takes_as_long_as_their_exchanges(
+    times: float, least: float, most: float
+) -> None:
+    found = off("gossip:async", 8, times * 8 * (A + D_B), down=False)
+    assert found is not None and least < found < most
+
+
 @pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling", "gossip"])
 def test_no_formula_is_shown_where_none_holds(name: str) -> None:
     assert off(name, 3, QUICK, down=True) is None

@@ -37,10 +37,9 @@ from fedgossip.core import run_format
 from fedgossip.core.records import Row
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import SPARSE
-from fedgossip.experiment import Experiment, SimulationSection, load_experiment
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.experiment.reading import RUN_KINDS, check_keys, checked
 from fedgossip.experiment.run_sections import COMPARE, CompareSection
-from fedgossip.experiment.sections import TaskSection
 from fedgossip.lab.compare.names import Paradigm, paradigm_of
 from fedgossip.lab.sweeps.cells import FAILED, INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell, run_claimed
 from fedgossip.lab.sweeps.sweep import on_cluster
@@ -185,8 +184,8 @@ def _together(data: Mapping[str, Any]) -> Mapping[str, Any]:
 OF_KINDS = {*RUN_KINDS, "algorithm"}
 """Sections specific to one kind of run."""
 
-BATCH, STEPS = 32, 5
-"""Defaults of train.batch_size and train.local_steps."""
+PLAIN = Experiment()
+"""The defaults of the sections that all kinds of run have."""
 WORKERS = 4
 """Default number of workers."""
 
@@ -236,20 +235,21 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
     for section, sets in paradigm.sets.items():
         _put(own, section, sets)
     train = own.setdefault("train", {})
-    steps, batch = train.setdefault("local_steps", STEPS), train.get("batch_size", BATCH)
+    steps = train.setdefault("local_steps", PLAIN.train.local_steps)
+    batch = train.get("batch_size", PLAIN.train.batch_size)
     train["batch_size"] = max(1, batch * most // workers)
     if paradigm.one_participant:  # it takes the steps of all its workers, on the examples of all
         train["local_steps"] = steps * workers
         if own.get("task", {}).get("kind") == SPARSE:
-            own["task"]["examples"] = own["task"].get("examples", TaskSection().examples) * workers
+            own["task"]["examples"] = own["task"].get("examples", PLAIN.task.examples) * workers
     simulation = own.setdefault("simulation", {})
     if "per_example" not in simulation and "inside" not in simulation:
-        training = simulation.get("training", SimulationSection().training)
+        training = simulation.get("training", PLAIN.simulation.training)
         simulation["per_example"] = training / (steps * batch)
     if paradigm.every_step:
-        own["rounds"] = own.get("rounds", 60) * steps
+        own["rounds"] = own.get("rounds", PLAIN.rounds) * steps
         measured = own.setdefault("eval", {})
-        measured["every"] = measured.get("every", 5) * steps
+        measured["every"] = measured.get("every", PLAIN.eval.every) * steps
     return checked(own, where)
 
 
