@@ -146,6 +146,7 @@ ROWS: Sequence[Row] = (
     ("forecast", 0.2, [{"forecast": {"memory": 1e-9}}]),
     # of a coordinator
     ("coordinator", 0.05, [{"coordinator": one} for one in (*DEADLINES, {"silence": 1.0}, {"return_timeout": 0.5})]),
+    ("coordinator", 0.03, [{"forecast": {"level": "drawn"}}]),
     ("coordinator", 0.6, [{"coordinator": {"secure": {"on": False}}}]),
     ("coordinator", 0.1, [{"coordinator": {"secure": one}} for one in (
         {"bound": 4.0}, {"bits": 12}, {"bits": 20, "weight_max": 500}, {"score_max": 1e6}, {"threshold": 3},
@@ -170,6 +171,7 @@ ROWS: Sequence[Row] = (
         {"goal": 1}, {"goal": 2, "at_once": 3}, {"goal": 2, "most_stale": 1})]),
     # of workers
     ("parallel", 0.05, [{"parallel": one} for one in DEADLINES]),
+    ("parallel", 0.03, [{"forecast": {"level": "drawn"}}]),
     ("parallel", 0.3, [{"parallel": {"descent": one}} for one in DESCENTS]),
     ("parallel", 0.03, [{"parallel": {"descent": "ftrl", "l1": 0.1}}]),
     ("parallel", 0.3, [{"parallel": {"codec": one}} for one in (*CODECS, "powersgd:1")]),

@@ -1,7 +1,7 @@
 """The forecast of a run, made before its start: forecast.json in its folder; the summary holds its hash.
 
-The forecast consensus distance after each round is an interval between two edges; so are the scores.  `kept`: the share
-of measured values inside, within SLACK.
+The forecast consensus distance after each round is an interval between two edges; so are the scores and the loss.
+`kept`: the share of measured values inside, within SLACK.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
@@ -29,28 +31,55 @@ ROUNDING = 1e-6
 """Distances below this share of the largest are rounding."""
 ROUNDS_MAX = 10_000_000
 
+DRAWS = 8
+"""Number of simulations with other draws, of a forecast by them."""
+SPREADS = 5.41
+"""Student's t of DRAWS - 1 degrees of freedom, two-sided 99.9 %."""
+
 Interval = tuple[float, float]
 
 
-class ScoreForecast(msgspec.Struct, frozen=True):
-    """Forecast scores after the evaluated `rounds`: (lowest, highest) for the mean and worst peer.
+def compute_prediction_edges(drawn: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the edges [m] between which each value of one more draw lies with 99.9 %, from `drawn` [DRAWS, m].
 
-    `averaged`: to first order the same on every graph.
+    mean +- SPREADS sd sqrt(1 + 1/k), for normal values.  Source: Hahn, Factors for calculating two-sided prediction
+    intervals for samples from a normal distribution, Journal of the American Statistical Association 64 (1969).
+    """
+    middle = drawn.mean(axis=0)
+    half = SPREADS * math.sqrt(1 + 1 / len(drawn)) * drawn.std(axis=0, ddof=1)
+    return middle - half, middle + half
+
+
+class ScoreForecast(msgspec.Struct, frozen=True):
+    """Forecast scores and test loss after the evaluated `rounds`, each by (lowest, highest); [] if not forecast.
+
+    `averaged`: a number is both edges; to first order it is the same on every graph.
     """
 
     rounds: list[int]
-    averaged: list[float]
-    mean_peer: list[Interval]
-    worst_peer: list[Interval]
+    averaged: list[float | Interval] = []
+    mean_peer: list[Interval] = []
+    worst_peer: list[Interval] = []
+    test_loss: list[Interval] = []
+
+    def edges(self) -> dict[str, list[Interval]]:
+        """Return the edges of all that is forecast, by name."""
+        averaged = [each if isinstance(each, tuple) else (each, each) for each in self.averaged]
+        named = {"averaged": averaged, "mean_peer": self.mean_peer, "worst_peer": self.worst_peer}
+        return {name: edges for name, edges in (named | {"test_loss": self.test_loss}).items() if edges}
+
+
+COLUMNS = {"test_loss": "test_loss"} | {name: f"score_{name}" for name in ("averaged", "mean_peer", "worst_peer")}
+"""Fields of a NetworkRow by their names in a ScoreForecast."""
 
 
 class RunForecast(msgspec.Struct, frozen=True):
     """The forecast of one run.
 
     level: "probe" (three jobs per node at the first model), "shadow" (one training at the mean), "followed" (shadow,
-    and the peers on the graph), or "realised" (a shadow of the rounds as mixed).  lower, upper: of the consensus
-    distance after round 1, 2, ...; equal if `exact`.  responses: (round, share of a peer's distance from the mean
-    that its update takes back).  jobs: number of trainings.
+    and the peers on the graph), "drawn" (the run with other times and faults), or "realised" (a shadow of the rounds as
+    mixed). lower, upper: of the consensus distance after round 1, 2, ..., [] without one; equal if `exact`. responses:
+    (round, share of a peer's distance from the mean that its update takes back). jobs: number of trainings.
     """
 
     level: str
@@ -157,25 +186,19 @@ def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
 
 
 def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: bool) -> dict[str, float]:
-    """Return the share of evaluated rounds inside for "averaged", "mean_peer" and "worst_peer"; {} without scores.
+    """Return the share of evaluated rounds inside for each of COLUMNS that is forecast.
 
-    `share`: scores from 0 to 1, within SCORE_SLACK; others within SLACK of the value.
+    `share`: scores from 0 to 1, within SCORE_SLACK; others, and the loss, within SLACK of the value.
     """
     if forecast.scores is None:
         return {}
-    at, forecast_scores = {row.round: row for row in rows}, forecast.scores
-    columns = {
-        "averaged": [(value, value) for value in forecast_scores.averaged],
-        "mean_peer": forecast_scores.mean_peer,
-        "worst_peer": forecast_scores.worst_peer,
-    }
-    found = {}
-    for name, intervals in columns.items():
+    at, found = {row.round: row for row in rows}, {}
+    for name, intervals in forecast.scores.edges().items():
         held = []
-        for round, (low, high) in zip(forecast_scores.rounds, intervals, strict=True):
-            value = getattr(at.get(round), f"score_{name}", None)
+        for round, (low, high) in zip(forecast.scores.rounds, intervals, strict=True):
+            value = getattr(at.get(round), COLUMNS[name], None)
             if value is not None:
-                slack = SCORE_SLACK if share else SLACK * abs(value)
+                slack = SCORE_SLACK if share and name != "test_loss" else SLACK * abs(value)
                 held.append(low - slack <= value <= high + slack)
         if held:
             found[name] = sum(held) / len(held)
@@ -213,7 +236,6 @@ def _check(found: RunForecast) -> None:
         raise ValueError("an edge that is no distance")
     if any(low > high for low, high in zip(found.lower, found.upper, strict=True)):
         raise ValueError("a lower edge above the upper")
-    if (scores := found.scores) is not None:
-        lengths = {len(scores.rounds), len(scores.averaged), len(scores.mean_peer), len(scores.worst_peer)}
-        if len(lengths) > 1:
-            raise ValueError("scores of other rounds than stated")
+    scores = found.scores or ScoreForecast([])
+    if any(len(edges) != len(scores.rounds) for edges in scores.edges().values()):
+        raise ValueError("scores of other rounds than stated")

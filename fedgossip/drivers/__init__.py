@@ -20,9 +20,9 @@ attributes, by an encoder that knows fedgossip's classes and calls nothing; valu
 stored by name.  A new attribute of a machine is included automatically if it is data.  In a run by folder an image of
 the participant replaces the events of its journal (`journal_image`).
 
-A forecast (`forecasting`): a plan per graph -> `simulation.probe` or `shadow` -> forecast.json, written before the run
--> the comparison, in the summary.  The task's memory is restored, so the run's bits do not change.  A lossy run also
-gets forecast-realised.json.
+A forecast (`forecasting`): a plan per graph -> `simulation.probe` or `shadow`; of a run that waits for nobody, the run
+with other draws of times and faults (`drawn_runs`) -> forecast.json, written before the run -> the comparison, in the
+summary.  The task's memory is restored, so the run's bits do not change.  A lossy run also gets forecast-realised.json.
 
 A saved model (`learning.models.model_files`) is the folder model/, with model.json written last; layers of a node are
 in its folder, or in own/.  Replay (`replay`) passes the events of a trace to a fresh machine and reports the first

@@ -14,9 +14,17 @@ from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.core.forecasts import RunForecast, ScoreForecast
 from fedgossip.core.records import NetworkRow, Row
 from fedgossip.core.task import LocalTask
+from fedgossip.drivers.drawn_runs import forecast_by_draws
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
-from fedgossip.experiment.run_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
+from fedgossip.experiment.run_sections import (
+    FORECAST_AUTO,
+    FORECAST_DRAWN,
+    FORECAST_FOLLOWED,
+    FORECAST_LEVELS,
+    FORECAST_NONE,
+)
 from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares
 from fedgossip.plans.gossip.gossip import GossipPlan
 from fedgossip.runs.run_directory import Foretold
 from fedgossip.simulation.probe import expected_distances, probe
@@ -45,21 +53,20 @@ def forecast_run(
     memory_gb: float | None = None,
     watch: Progressed = lambda _: None,
 ) -> list[RunForecast]:
-    """Return the expected course of a gossip run before it begins, on its own graph or on each of `graphs`.
+    """Return the expected course of a run before it begins, on its own graph or on each of `graphs`.
 
     `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the mean) or
-    "followed" (that, and a third of a training per graph); None: the level in [forecast], otherwise "shadow".
-    `memory_gb`: None: the value in [forecast].  `watch` is called after each shadow round.
+    "followed" (that, and a third of a training per graph), of synchronous gossip; "drawn" (simulations with other draws
+    of times and faults), of any run; None: the level in [forecast], otherwise "shadow" or "drawn".  `memory_gb`: None:
+    the value in [forecast].  `watch` is called after each shadow round, or simulation.
 
-    Raises ConfigError if no forecast exists: a run other than synchronous gossip, an algorithm that is not linear, an
-    unknown graph, models beyond `memory_gb`.
+    Raises ConfigError if no forecast exists: another level of a run that is not synchronous gossip, or of an algorithm
+    that is not linear; a user's own loop, an unknown graph, models beyond `memory_gb`.
     """
     plans = plans_of(experiment, graphs, overrides, seed)
-    level = level or choose_level(plans[0])
-    if level not in FORECAST_LEVELS:
-        raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, FORECAST_LEVELS))
-    task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
-    return forecasts_of(plans, task, level, memory_gb=memory_gb, watch=watch)
+    level = choose_level(plans, level)
+    task, shares = compose.task_of(plans[0].experiment, plans[0].learners)
+    return forecasts_of(plans, task, shares, level, memory_gb=memory_gb, watch=watch)
 
 
 def plans_of(
@@ -67,47 +74,43 @@ def plans_of(
     graphs: Sequence[str] = (),
     overrides: Sequence[str] = (),
     seed: int | None = None,
-    *,
-    rounds: bool = True,
-) -> list[GossipPlan]:
-    """Return an experiment's plan, or one for each of `graphs`.  `rounds`: also other plans with forecastable rounds.
-
-    Raises ConfigError.
-    """
+) -> list[compose.Plan]:
+    """Return an experiment's plan, or one for each of `graphs`.  Raises ConfigError."""
     if isinstance(experiment, Experiment):
         experiment = experiment.to_dict()
     first = compose.plan(load_experiment(experiment, overrides, seed=seed))
-    plans = [gossiping(first, rounds=rounds)]
-    if graphs:
-        named = [f"topology.n={first.learners}"]
-        made = [load_experiment(experiment, [*overrides, *named, f'topology.graph="{g}"'], seed=seed) for g in graphs]
-        plans = [gossiping(compose.plan(one), rounds=rounds) for one in made]
-    return plans
+    if not graphs:
+        return [first]
+    named = [*overrides, f"topology.n={gossiping(first, rounds=False).learners}"]
+    each = [[*named, f'topology.graph="{graph}"'] for graph in graphs]
+    return [compose.plan(load_experiment(experiment, one, seed=seed)) for one in each]
 
 
-def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
+def forecast_of(
+    plan: compose.Plan, task: LocalTask, shares: DataShares, level: str | None, stopped: Path | None
+) -> Foretold | None:
     """Return the forecast of a new run, or of a run `stopped` in a folder; None without a forecast.
 
-    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known solution.  [forecast]
-    overrides auto; None uses only [forecast].  Raises ConfigError as `forecast_run`.
+    `level`: one of `forecast_run`, "none", or "auto": a probe for problems with a known solution.  [forecast] overrides
+    auto; None uses only [forecast].  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
         return _with_realised(Foretold.read(stopped), plan, task)
     level = _level_of(plan, task, level)
     if level is None:
         return None
-    (found,) = forecasts_of([gossiping(plan)], task, level)
+    (found,) = forecasts_of([plan], task, shares, level)
     return _with_realised(Foretold.from_forecast(found), plan, task)
 
 
 def check_forecast(plan: compose.Plan, task: LocalTask) -> None:
     """Raise ConfigError if [forecast] requests a forecast that the run does not support."""
     if level := _level_of(plan, task, None):
-        _check_courses([gossiping(plan)], task, level, None)
+        _check_loops(plan) if level == FORECAST_DRAWN else _check_courses([gossiping(plan)], task, level, None)
 
 
 def _level_of(plan: compose.Plan, task: LocalTask, level: str | None) -> str | None:
-    named = plan.experiment.forecast.level if isinstance(plan, GossipPlan) else FORECAST_AUTO
+    named = plan.experiment.forecast.level
     if level in (None, FORECAST_AUTO):
         level = named if named != FORECAST_AUTO else level
     if level in (None, FORECAST_NONE) or (level == FORECAST_AUTO and not _has_an_answer(plan, task)):
@@ -117,6 +120,8 @@ def _level_of(plan: compose.Plan, task: LocalTask, level: str | None) -> str | N
 
 def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTask) -> Foretold | None:
     if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
+        return foretold
+    if foretold.forecast.level == FORECAST_DRAWN:  # with its losses
         return foretold
     measures = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
     measures = measures and not plan.algorithm.needs.weighs_alike
@@ -144,13 +149,21 @@ def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[f
     return found.highest, found.lowest
 
 
-def choose_level(plan: GossipPlan) -> str:
-    """Return the level of a requested forecast."""
+def choose_level(plans: Sequence[compose.Plan], level: str | None) -> str:
+    """Return the level of a requested forecast.  Raises ConfigError for one that the plans do not have."""
+    plan = plans[0]
+    in_step = isinstance(plan, GossipPlan) and plan.how.stacked is not None
+    usual = USUAL_LEVEL if in_step else FORECAST_DRAWN
     named = plan.experiment.forecast.level
-    return named if named in FORECAST_LEVELS else USUAL_LEVEL
+    level = level or (named if named in FORECAST_LEVELS else usual)
+    if level not in FORECAST_LEVELS:
+        raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, FORECAST_LEVELS))
+    for one in plans:
+        _check_loops(one) if level == FORECAST_DRAWN else gossiping(one)
+    return level
 
 
-def foreseen(plan: GossipPlan) -> int:
+def foreseen(plan: compose.Plan) -> int:
     """Return the number of forecast rounds."""
     asked, rounds = plan.experiment.forecast.rounds, plan.experiment.rounds
     return min(asked, rounds) if asked else rounds
@@ -171,24 +184,29 @@ def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
     """Return the plan if it is gossip, or has `rounds` that can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
         text = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
-        raise ConfigError(text, "Take --level times, of its seconds; or an experiment with [topology].")
+        raise ConfigError(text, "Take --level drawn, of its loss, or --level times, of its seconds.")
     if not rounds:
         return plan
     if plan.how.stacked is None:
-        advice = 'Take --level graph, of mixing alone, or --level times; or forecast algorithm.mode = "sync".'
-        raise ConfigError("asynchronous gossip has no rounds: its forecast is not known", advice)
-    if plan.experiment.loops:
-        advice = 'Forecast the same model and data with task.kind = "learning".'
-        raise ConfigError("a training loop of your own cannot be asked ahead: its forecast is not known", advice)
+        advice = 'Take --level drawn, by simulations of the run, or forecast algorithm.mode = "sync".'
+        raise ConfigError("asynchronous gossip has no rounds: this forecast of it is not known", advice)
+    _check_loops(plan)
     if (rule := plan.experiment.algorithm.combine) != "linear":
         advice = "Forecast the same run without it, to know what the rule changes."
         raise ConfigError(f"algorithm.combine = {rule!r} is no weighted sum: its forecast is not known", advice)
     return plan
 
 
+def _check_loops(plan: compose.Plan) -> None:
+    if plan.experiment.loops:
+        advice = 'Forecast the same model and data with task.kind = "learning".'
+        raise ConfigError("a training loop of your own cannot be asked ahead: its forecast is not known", advice)
+
+
 def forecasts_of(
-    plans: Sequence[GossipPlan],
+    plans: Sequence[compose.Plan],
     task: LocalTask,
+    shares: DataShares,
     level: str,
     *,
     memory_gb: float | None = None,
@@ -198,10 +216,15 @@ def forecasts_of(
 
     Raises ConfigError as `forecast_run`, TrainingError if training diverges.
     """
-    courses = _check_courses(plans, task, level, memory_gb)
+    if level == FORECAST_DRAWN:
+        for plan in plans:
+            _check_loops(plan)
+        return [forecast_by_draws(plan, task, shares, name_graph(plan), foreseen(plan), watch) for plan in plans]
+    peers = [gossiping(plan) for plan in plans]
+    courses = _check_courses(peers, task, level, memory_gb)
     if level == "probe":
-        return _probed(plans, courses, task)
-    return _shadowed(plans, courses, task, level, watch)
+        return _probed(peers, courses, task)
+    return _shadowed(peers, courses, task, level, watch)
 
 
 def _check_courses(
@@ -290,7 +313,7 @@ def _moves_the_mean(plan: GossipPlan) -> bool:
 def _scores(found: Shadowed) -> ScoreForecast | None:
     if not found.evaluated:
         return None
-    return ScoreForecast(found.evaluated, found.averaged, found.mean_peer, found.worst_peer)
+    return ScoreForecast(found.evaluated, [*found.averaged], found.mean_peer, found.worst_peer)
 
 
 def _build_forecast(
@@ -300,7 +323,9 @@ def _build_forecast(
     return RunForecast(level, name_graph(plan), plan.experiment.algorithm.name, plan.n, lower, upper, **more)
 
 
-def name_graph(plan: GossipPlan) -> str:
-    """Return the name of a plan's graph in its author's spelling."""
+def name_graph(plan: compose.Plan) -> str:
+    """Return the name of a plan's graph in its author's spelling; of another run its name."""
+    if not isinstance(plan, GossipPlan):
+        return plan.name
     written = plan.experiment.topology.graph
     return plan.schedule.name if written == GIVEN else graph_word(written)

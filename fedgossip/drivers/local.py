@@ -104,7 +104,7 @@ def run_local_plan(
         folders = [out / PEERS / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
-        foretold = forecast_of(plan, task, forecast, out if resume else None)
+        foretold = forecast_of(plan, task, shares, forecast, out if resume else None)
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold, peers=folders))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)

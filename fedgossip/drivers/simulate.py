@@ -15,10 +15,9 @@ import numpy.typing as npt
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
-from fedgossip.base.kernels import uncollected
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
-from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
+from fedgossip.core.machine import NodeId, Report
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row, event_row
 from fedgossip.core.run_summary import RunSummary
@@ -26,10 +25,12 @@ from fedgossip.core.task import LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.core.timeline import ITEMS_OF_RUN, TimelineLog
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
+from fedgossip.drivers.simulator_of_run import build_simulator
 from fedgossip.experiment import BEST, GIVEN, Experiment, GossipExperiment, load_experiment
+from fedgossip.experiment.run_sections import FORECAST_AUTO
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
-from fedgossip.plans.compose import DataShares, Plan, faults_of, network_settings
+from fedgossip.plans.compose import DataShares, Plan, faults_of
 from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
@@ -39,8 +40,6 @@ from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table
 from fedgossip.runs.tracking import Keeper, Tracking
 from fedgossip.secure.primitives import remembering
-from fedgossip.simulation.network import VACANT, SimulatedNetwork
-from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
@@ -76,8 +75,8 @@ def simulate(
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
     or "stacked" (arrays; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: an object with the
     methods of `fedgossip.core.task.LocalTask`.  `out`: a new folder for the run directory; None writes nothing. `watch`
-    is called with every row as it is logged.  `forecast`: "probe", "shadow" or "followed" (see `forecast_run`),
-    compared in the summary; None: the level in [forecast].
+    is called with every row as it is logged.  `forecast`: "probe", "shadow", "followed" or "drawn" (see
+    `forecast_run`), compared in the summary; None: the level in [forecast].
 
     `schedule`, or `mixing` (a Mixing, or an array [n, n]; row i has the weights that i applies): in place of
     [topology]. `algorithm`: an object with the methods of `fedgossip.algorithms.gossip.base.GossipAlgorithm`.
@@ -136,13 +135,13 @@ def simulate_plan(
     about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
     left, refused = sim_checkpoint.load_newest(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    foretold = _forecast(plan, task, forecast, folder if resume else None)
+    foretold = _forecast(plan, task, shares, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
     stored = folder is not None and left is None and timeline is None
     timeline = timeline or TimelineLog(plan.n, plan.roles.counted, ITEMS_OF_RUN if stored else 0)
-    run, finish, known = _simulator(*made, timeline) if engine == "sim" else _stacked(*made)  # may refuse
+    run, finish, known = build_simulator(*made, timeline) if engine == "sim" else _stacked(*made)  # may refuse
     with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
         keeper.begin(directory, tracking, shares.notes)
         results = Results([None] * plan.n)
@@ -180,12 +179,15 @@ def _table(plan: Plan, results: Results) -> TrainedTable | None:
     return TrainedTable(*found) if found else None
 
 
-def _forecast(plan: Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
-    if level is None and stopped is None and not isinstance(plan.experiment, GossipExperiment):
+def _forecast(
+    plan: Plan, task: LocalTask, shares: DataShares, level: str | None, stopped: Path | None
+) -> Foretold | None:
+    asked = level is not None or stopped is not None or plan.experiment.forecast.level != FORECAST_AUTO
+    if not asked and not isinstance(plan.experiment, GossipExperiment):
         return None
     from fedgossip.drivers.forecasting import forecast_of  # and with it all of gossip
 
-    return forecast_of(plan, task, level, stopped)
+    return forecast_of(plan, task, shares, level, stopped)
 
 
 def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
@@ -331,56 +333,6 @@ def _directory(
 
 Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
 """A run's state for images; its finishing function; its objects of the experiment."""
-
-
-@uncollected()
-def _simulator(
-    plan: Plan,
-    script: FaultScript,
-    task: LocalTask,
-    initial: Sequence[Vector],
-    record: Network,
-    keeper: Keeper,
-    shares: DataShares,
-    timeline: TimelineLog,
-) -> Made:
-    step = compose.step_inside(plan.experiment, task)
-    network = SimulatedNetwork(network_settings(plan.experiment, plan.n, step), plan.n, plan.experiment.seed)
-    restarts = False
-    if script.restarts:
-        from fedgossip.plans.gossip.gossip import peer_of, recovers
-
-        restarts = recovers(plan)
-
-    def seat(node: NodeId) -> Machine:
-        if restarts:
-            return peer_of(plan, node, initial[node], task.schema)
-        return plan.machine(node, initial[node], task.schema, own=plan.simulated(node))
-
-    vacant = plan.vacant
-    machines = [VACANT if node in vacant else seat(node) for node in range(plan.n)]
-    links = [plan.partners(node) for node in range(plan.n)]
-    soon = plan.shorten_start()
-
-    def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
-        if restarts:
-            return peer_of(soon, node, initial[node], task.schema, saved, incarnation=incarnation)
-        own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
-        return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
-
-    timed = network.settings.per_example is not None
-    examples = compose.job_examples(plan.experiment, shares.sizes) if timed else None
-    run = machines, links, task, network, record, keeper
-    given: dict[str, Any] = {"rebirth": rebirth, "examples": examples, "timeline": timeline}
-    simulator = Simulator(*run, script=script, seat=seat if vacant else None, **given)
-
-    def finish(between: Callable[[], None]) -> Results:
-        vectors = simulator.run(between=between)
-        there = [vectors.get(node) for node in range(plan.n)]
-        return Results(there, simulator.counts, simulator.failures, simulator.payload, simulator.checkpoints)
-
-    made = {"script": script, "rebirth": rebirth, "seat": seat, "vacant": VACANT, "timeline": timeline}
-    return simulator, finish, made
 
 
 def _stacked(

@@ -1,10 +1,10 @@
 """Sections that only some runs have: those of one kind of run, of simulations, and of a comparison.
 
-gossip      [topology], [algorithm], [adversary], [forecast]
+gossip      [topology], [algorithm], [adversary]
 federated   [coordinator], with [secure] and [privacy] in it
 parallel    [parallel], with [server] and [outer] in it
 simulated   [simulation], with [[classes]] and [inside] in it
-several     [compare]
+several     [forecast], [compare]
 """
 
 from __future__ import annotations
@@ -288,21 +288,22 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 FORECAST_AUTO, FORECAST_NONE = "auto", "none"
-FORECAST_FOLLOWED = "followed"
-FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED
+FORECAST_FOLLOWED, FORECAST_DRAWN = "followed", "drawn"
+FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED, FORECAST_DRAWN
 """Kinds of forecast of a run."""
 
 
 class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[forecast]: forecast of a synchronous gossip run before its start (docs/reference/numerics.md, section 7)."""
+    """[forecast]: forecast of a run before its start (docs/reference/numerics.md, section 7)."""
 
     level: Annotated[str, OneOf((FORECAST_AUTO, FORECAST_NONE, *FORECAST_LEVELS))] = FORECAST_AUTO
     """shadow: one training at the peers' mean; followed: the same, plus a third of a training for each graph, with a
-    much narrower range; probe: three jobs per peer; none: no forecast.  auto: `fedgossip run` makes a probe if a probe
-    is exact, as for quadratics; other commands make none.
+    much narrower range; probe: three jobs per peer; these three for synchronous gossip.  drawn: eight simulations of
+    the run with other draws of times and faults, for any run.  none: no forecast.  auto: `fedgossip run` makes a probe
+    if a probe is exact, as for quadratics; other commands make none.
     """
     rounds: Annotated[int, Within(0, MOST)] = 0
-    """Number of rounds to forecast, from the first; 0: all.  The cost of a shadow is proportional to it."""
+    """Number of rounds to forecast, from the first; 0: all.  The cost is proportional to it, except that of drawn."""
     memory: Annotated[float, Within(ABOVE_0)] = 4.0
     """Maximum memory for the models of a shadow, in gigabytes."""
     realised: bool = True

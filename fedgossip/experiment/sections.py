@@ -374,6 +374,10 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Sparse-logistic: features per example."""
 
 
+UNUSED = {"stop": StopSection(), "forecast": ForecastSection()}
+"""Sections that a file without them is stored without: runs of earlier releases have the same hash."""
+
+
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     """The sections common to all kinds of run; see each section."""
 
@@ -395,6 +399,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     study: StudySection = msgspec.field(default_factory=StudySection)
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
+    forecast: ForecastSection = msgspec.field(default_factory=ForecastSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
     """[[faults]]: faults, their times and participants; in the simulator and in real processes on one machine."""
 
@@ -484,8 +489,9 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                     del content[section][key]
         for key in self.data.unset:
             del content["data"][key]
-        if self.stop == StopSection():
-            del content["stop"]
+        content = {
+            name: one for name, one in content.items() if name not in UNUSED or UNUSED[name] != getattr(self, name)
+        }
         study = {key: one for key, one in content.pop("study").items() if one}
         content |= {"study": study} if study else {}
         if server := content.get("parallel", {}).get("server"):
@@ -513,7 +519,6 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     topology: TopologySection
     algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
     adversary: AdversarySection = msgspec.field(default_factory=AdversarySection)
-    forecast: ForecastSection = msgspec.field(default_factory=ForecastSection)
 
     @property
     def personal(self) -> str | None:
@@ -530,8 +535,6 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
             del content["algorithm"]["combine_options"]
         if not self.adversary.peers:
             del content["adversary"]
-        if self.forecast == ForecastSection():
-            del content["forecast"]
         return content
 
 

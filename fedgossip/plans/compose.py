@@ -114,12 +114,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def faults_of(plan: Plan) -> FaultScript:
-    """Return the [[faults]] of a run.  Raises ConfigError for unknown peers or links."""
+def faults_of(plan: Plan, draws: int | None = None) -> FaultScript:
+    """Return the [[faults]] of a run, drawn from its seed or from `draws`.  Raises ConfigError for unknown peers or
+    links.
+    """
     faults = plan.experiment.faults
     named = {pair for fault in faults for pair in pairs_of(fault)}
     links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
-    return FaultScript(faults, plan.n, plan.experiment.seed, links)
+    return FaultScript(faults, plan.n, plan.experiment.seed if draws is None else draws, links)
 
 
 def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:

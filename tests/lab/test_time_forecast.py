@@ -6,7 +6,6 @@ python tests/lab/test_time_forecast.py [FOLDER]    54 forecasts, each written an
 from __future__ import annotations
 
 import hashlib
-import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ if __name__ == "__main__":
 import msgspec
 import pytest
 from commands import in_process
+from forecast_cases import DIGITS, GOSSIP, LOSSES, SETTINGS, SPEEDS, all_cases
 from random_experiments import experiment
 
 import fedgossip
@@ -26,35 +26,6 @@ from fedgossip.core.records import EventRow, NetworkRow
 from fedgossip.experiment import load_experiment
 from fedgossip.lab.costs.times import TimeForecast, forecast_times
 from fedgossip.plans.compose import plan as resolve
-
-DIGITS = {
-    "seed": 3,
-    "data": {"source": "digits", "partition": {"kind": "iid"}},
-    "train": {"lr": 0.1, "batch_size": 8, "local_steps": 1, "device": "cpu"},
-}
-GOSSIP = {"topology": {"graph": "ring", "n": 6}}
-BUFFER = {"algorithm": "fedbuff", "goal": 2, "at_once": 6, "most_stale": 1000, "clients": 6, "secure": {"on": False}}
-BATCHES = DIGITS | {"train": {"lr": 0.1, "batch_size": 8, "device": "cpu"}}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "gossip": DIGITS | GOSSIP | {"rounds": 12, "algorithm": {"mode": "async"}},
-    "in step": DIGITS | GOSSIP | {"rounds": 12},
-    "buffer": DIGITS | {"rounds": 20, "coordinator": BUFFER},
-    "deadline": DIGITS | {"rounds": 8, "coordinator": {"clients": 6, "deadline": 0.3, "secure": {"on": False}}},
-    "stale servers": BATCHES | {"rounds": 12, "parallel": {
-        "method": "parameter-server", "workers": 5, "server": {"staleness": 2}}},
-    "free servers": BATCHES | {"rounds": 12, "parallel": {
-        "method": "parameter-server", "workers": 5, "server": {"staleness": "async"}}},
-}  # fmt: skip
-SPEEDS: dict[str, dict[str, Any]] = {
-    "equal": {"training_jitter": 0.3},
-    "spread": {"speed_spread": 0.5},
-    "a slow one": {"training_jitter": 0.1, "classes": [{"nodes": "0", "slower": 4.0}]},
-}
-LOSSES: dict[str, list[dict[str, Any]]] = {
-    "none": [],
-    "two in a hundred": [{"kind": "drop", "probability": 0.02}],
-    "late": [{"kind": "delay", "probability": 0.2, "seconds": 0.05}],
-}
 
 
 def measured(case: dict[str, Any]) -> tuple[list[float], dict[str, int]]:
@@ -176,10 +147,9 @@ def forecast_then_run(case: dict[str, Any], file: Path) -> tuple[str, list[bool]
 def inside(folder: Path) -> int:
     """Print each of the 54 forecasts with its hash; return the number of runs that stayed inside in all rounds."""
     whole = 0
-    for number, (setting, speed, loss) in enumerate(itertools.product(SETTINGS, SPEEDS, LOSSES), 1):
-        case = SETTINGS[setting] | {"simulation": SPEEDS[speed], "faults": LOSSES[loss]}
+    for number, (name, case) in enumerate(all_cases(), 1):
         mark, held = forecast_then_run(case, folder / f"{number:02}.json")
-        print(f"{mark[:16]}  {sum(held):2} of {len(held):2} rounds  {setting}, {speed}, {loss}", flush=True)
+        print(f"{mark[:16]}  {sum(held):2} of {len(held):2} rounds  {name}", flush=True)
         whole += all(held)
     print(f"inside {whole} / {number}", flush=True)
     return whole

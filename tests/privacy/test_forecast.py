@@ -206,8 +206,8 @@ def test_a_run_of_many_rounds_is_not_held_up_by_a_forecast_that_nobody_asked_for
     content = {"task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}
     for rounds, there in ((AUTO_ROUNDS, True), (10_000_000, False)):
         (plan,) = plans_of({"rounds": rounds, **content})
-        task, _ = compose.task_of(plan.experiment, plan.learners)
-        assert (forecast_of(plan, task, "auto", None) is not None) == there
+        task, shares = compose.task_of(plan.experiment, plan.learners)
+        assert (forecast_of(plan, task, shares, "auto", None) is not None) == there
 
 
 def test_the_file_says_how_its_run_is_forecast(tmp_path: Path) -> None:
@@ -431,8 +431,8 @@ def test_an_asynchronous_run_is_told_what_its_pairs_promise(command: Callable[..
 
 REFUSED = {
     "unknown graph": (["--graphs", "rign"], "ring"),
-    "federated": (["fed.toml"], "no disagreement between peers"),
-    "asynchronous": (["--set", "algorithm.mode=async"], "no rounds"),
+    "federated": (["fed.toml", "--level", "shadow"], "no disagreement between peers"),
+    "asynchronous": (["--level", "shadow", "--set", "algorithm.mode=async"], "no rounds"),
     "too large": (["--memory", "0.0000001"], "--memory"),
 }
 

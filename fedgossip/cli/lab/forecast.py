@@ -16,7 +16,10 @@ from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
 if TYPE_CHECKING:
     from fedgossip.core.forecasts import RunForecast
     from fedgossip.lab.costs.times import TimeForecast
+    from fedgossip.plans.compose import Plan
     from fedgossip.plans.gossip.gossip import GossipPlan
+
+DRAWN = "drawn"
 
 
 @click.command()
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 @click.argument("more", metavar="[GRAPH]...", nargs=-1)
 @click.option(
     "--level",
-    type=click.Choice(["graph", "times", "probe", "shadow", "followed"]),
+    type=click.Choice(["graph", "times", "probe", "shadow", "followed", "drawn"]),
     help="graph: nothing is trained.  times: how long rounds of any run take, and how stale updates are.  "
     "probe: three jobs a peer.  shadow: one training at the peers' mean.  "
     "followed: a third of a training more for each graph, with edges much nearer to each other.  "
-    "[default: forecast.level, else shadow]",
+    "drawn: eight simulations of any run, with other draws of times and faults.  "
+    "[default: forecast.level, else shadow for synchronous gossip and drawn for other runs]",
 )
 @click.option("--graphs", metavar="GRAPH...", multiple=True, help="Other graphs than the file's, of as many peers.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
@@ -51,10 +55,11 @@ def forecast(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Forecast the run of the file EXPERIMENT: the disagreement of its peers, and their scores.
+    """Forecast the run of the file EXPERIMENT: the disagreement of its peers, their scores, or their loss.
 
-    Prints two edges per round for the consensus distance, and for the three scores of evaluated rounds.  `fedgossip run
-    --forecast` writes the same into the run's folder, and compares it with the run.
+    Prints two edges for the consensus distance, and for the scores of evaluated rounds; where nobody waits, and in runs
+    without peers, also for the loss.  `fedgossip run --forecast` writes the same into the run's folder, and compares it
+    with the run.
 
     `--level times` forecasts the virtual seconds of any simulated run, including runs with buffers, deadlines,
     staleness or lost messages.
@@ -62,19 +67,20 @@ def forecast(
     if level == "times":
         _forecast_times(experiment, [*graphs, *more], overrides, seed, out, as_json=as_json)
         return 0
-    from fedgossip.drivers.forecasting import choose_level, forecasts_of, plans_of
+    from fedgossip.drivers.forecasting import choose_level, forecasts_of, gossiping, plans_of
     from fedgossip.plans import compose
 
-    plans = plans_of(experiment, [*graphs, *more], overrides, seed, rounds=level != "graph")
-    level = level or choose_level(plans[0])
+    plans = plans_of(experiment, [*graphs, *more], overrides, seed)
+    level = level if level == "graph" else choose_level(plans, level)
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if level == "graph":
-            paired = all(plan.pairwise is not None for plan in plans)
-            found: list[Any] = [_promised_of_pairs(plan) if paired else _promised(plan) for plan in plans]
+            peers = [gossiping(plan, rounds=False) for plan in plans]
+            paired = all(plan.pairwise is not None for plan in peers)
+            found: list[Any] = [_promised_of_pairs(plan) if paired else _promised(plan) for plan in peers]
             text, table = found, _promises_of_pairs(found) if paired else _promises(found)
         else:
-            task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
-            forecasts = forecasts_of(plans, task, level, memory_gb=memory)
+            task, shares = compose.task_of(plans[0].experiment, plans[0].learners)
+            forecasts = forecasts_of(plans, task, shares, level, memory_gb=memory)
             text, table = list(forecasts), _expected(forecasts, plans[0])
     if out:
         _write(out, text)
@@ -202,31 +208,28 @@ def _promises_of_pairs(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 # --- of the run -------------------------------------------------------------------------------------------------
 
 
-def _expected(found: Sequence[RunForecast], plan: GossipPlan) -> list[list[str]]:
-    scored = found[0].scores is not None
+def _expected(found: Sequence[RunForecast], plan: Plan) -> list[list[str]]:
+    names = [*found[0].scores.edges()] if found[0].scores else []
     word = plan.experiment.score.word
-    heads = ["graph", "disagreement at the end", "point"]
-    rows = [[*heads, *((f"{word}: averaged", "mean peer", "worst peer") if scored else ())]]
+    heads = {"averaged": f"{word}: averaged", "mean_peer": "mean peer", "worst_peer": "worst peer", "test_loss": "loss"}
+    rows = [["graph", "disagreement at the end", "point", *(heads[name] for name in names)]]
     for one in found:
-        rows.append([one.graph, _between(one.lower[-1], one.upper[-1]), _point(one), *_scores(one)])
+        ends = _between(one.lower[-1], one.upper[-1]) if one.rounds else "-"
+        edges = one.scores.edges() if one.scores else {}
+        rows.append([one.graph, ends, _point(one), *(_span(name, edges[name][-1]) for name in names)])
     return rows
 
 
 def _point(one: RunForecast) -> str:
+    if not one.rounds:
+        return "-"
     if one.points is None:
-        return "weakly tied: wide"
+        return "wide" if one.level == DRAWN else "weakly tied: wide"
     return "exact" if one.exact else short(one.points[-1])
 
 
-def _scores(one: RunForecast) -> list[str]:
-    if one.scores is None:
-        return []
-    scores = one.scores
-    return [f"{scores.averaged[-1]:.3f}", _span(scores.mean_peer[-1]), _span(scores.worst_peer[-1])]
-
-
-def _span(ends: tuple[float, float]) -> str:
-    low, high = (f"{end:.3f}" for end in ends)
+def _span(name: str, ends: tuple[float, float]) -> str:
+    low, high = (f"{end:.4g}" if name == "test_loss" else f"{end:.3f}" for end in ends)
     return low if low == high else f"{low} to {high}"
 
 
@@ -244,6 +247,11 @@ def _legend(level: str, found: Sequence[Any]) -> str:
         if found and "round" in found[0]:
             return "In the long run, by exchanges of uniformly drawn pairs alone: the root mean square over all draws."
         return "To halve, to 1 %, left at the end: of a disagreement by mixing alone, typical / worst direction."
+    if level == DRAWN:
+        from fedgossip.core.forecasts import DRAWS
+
+        how, jobs = "other draws of times and faults", sum(one.jobs for one in found)
+        return f"After the last round, by {DRAWS} simulations each with {how}: {jobs:,} local trainings in all."
     jobs = sum({one.jobs for one in found})
     how = "three jobs a peer" if level == "probe" else "one training at the peers' mean"
     followed = [one for one in found if one.level == "followed"]

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--forecast",
-    type=click.Choice(["auto", "none", "probe", "shadow", "followed"]),
+    type=click.Choice(["auto", "none", "probe", "shadow", "followed", "drawn"]),
     default="auto",
     help="Forecast the run before it begins; replaces forecast.level.  auto: where the whole answer is known, as of "
     "quadratics.  [default: forecast.level]",
@@ -264,7 +264,7 @@ def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, st
     from fedgossip.core.records import PeerRow
     from fedgossip.report.page.numbers import data_size
 
-    rows, roles = _described(summary, record), roles_in(summary)
+    rows, roles = [*_described(summary, record), *_forecast(summary)], roles_in(summary)
     recorded = {row.peer for row in record if isinstance(row, PeerRow)}
     who = f"the {roles.label(*recorded)} alone" if recorded == {roles.leader} else "all"
     rows.append(("sent", f"{data_size(summary['bytes_sent'])} by {who}"))
@@ -450,17 +450,21 @@ def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
         if effects or "skipped_mix" in summary["events"]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
-    return [*rows, *_forecast(summary)]
+    return rows
 
 
 def _forecast(summary: RunSummary) -> list[tuple[str, str]]:
-    if (share := summary.get("forecast_kept")) is None:
+    if (file := summary.get("forecast_file")) is None:
         return []
-    file = summary["forecast_file"]
-    exact = "exact" if file["exact"] else f"edges {file['width']:.2f} times apart"
-    wide = ", weakly tied: wide" if file["wide"] else ""
-    text = f"kept in {100 * share:.0f} % of the rounds"
-    return [("forecast", f"{text}; {file['level']} before the run, {exact}{wide}")]
+    kept, loss = summary.get("forecast_kept"), summary.get("forecast_scores_kept", {}).get("test_loss")
+    level, texts = f"{file['level']} before the run", []
+    if kept is not None:
+        exact = "exact" if file["exact"] else f"edges {file['width']:.2f} times apart"
+        wide = ", wide" if file["wide"] else ""
+        texts.append(f"kept in {100 * kept:.0f} % of the rounds; {level}, {exact}{wide}")
+    if loss is not None:
+        texts.append(f"loss kept in {100 * loss:.0f} % of the evaluated rounds; {level}")
+    return [("forecast", text) for text in texts]
 
 
 def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.scores import HIGHER, Score
 from fedgossip.core.forecasts import RunForecast
-from fedgossip.drivers.forecasting import forecast_run, plans_of
+from fedgossip.drivers.forecasting import forecast_run, gossiping, plans_of
 from fedgossip.drivers.simulate import simulate
 from fedgossip.lab.advise.candidates import AdviceAsked, AdvisedWay, ways
 from fedgossip.plans import compose
@@ -46,7 +46,7 @@ class LearnedTask:
 
 def learned_task(path: Path, target: str) -> LearnedTask:
     """Return the task of an experiment of synchronous gossip.  `target`: "accuracy:0.9".  Raises ConfigError."""
-    (plan,) = plans_of(path)
+    plan = gossiping(*plans_of(path))
     task, _ = compose.task_of(plan.experiment, plan.learners)
     if not plan.experiment.learns:
         raise ConfigError(f"{path}: nothing is learned there", "Name an experiment with [data] and [model].")
@@ -84,7 +84,7 @@ def learned_ways(
 def _vectors(task: LearnedTask, algorithm: str) -> int:
     if algorithm not in METHODS:
         raise ConfigError(f"no algorithm is called {algorithm!r}", nearest(algorithm, METHODS))
-    return plans_of(task.path, overrides=_overrides(algorithm))[0].vectors
+    return gossiping(*plans_of(task.path, overrides=_overrides(algorithm))).vectors
 
 
 def _overrides(algorithm: str) -> list[str]:
@@ -95,7 +95,7 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
     possible = []
     for graph in graphs:
         try:
-            plans_of(task.path, [graph], _overrides(algorithm))
+            gossiping(*plans_of(task.path, [graph], _overrides(algorithm)))
         except ConfigError:
             continue
         possible.append(graph)
@@ -114,7 +114,7 @@ def _advise_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: 
 
 def _averaged(task: LearnedTask, forecast: RunForecast) -> float:
     assert forecast.scores is not None, "the model is evaluated"
-    return task.reached(forecast.scores.rounds, forecast.scores.averaged)
+    return task.reached(forecast.scores.rounds, [low for low, _ in forecast.scores.edges()["averaged"]])
 
 
 def _train_apart(task: LearnedTask) -> tuple[float, float]:

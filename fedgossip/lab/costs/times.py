@@ -4,13 +4,12 @@ Round times, waits and staleness depend on machines, links and [simulation], not
 job's update answers every job.
 
     point     the run's own seed: the simulator's result, if no decision depends on a loss
-    edges     mean +- SPREADS sd sqrt(1 + 1/k) over k other seeds, and the point: 99.9 % of runs with other draws of
-              jitter, losses, cohorts and pairs, by Student's t of k - 1 degrees of freedom; one value without draws
+    edges     of one more draw after k other seeds, and the point: 99.9 % of runs with other draws of jitter, losses,
+              cohorts and pairs (`core.forecasts`); one value without draws
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ import numpy as np
 
 from fedgossip.algorithms.sampling import SamplingByLosses
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.forecasts import DRAWS, compute_prediction_edges
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.task import GradientTask, Job, Update, table_of
@@ -33,12 +33,8 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.federated.federation import FederationPlan
 
-DRAWS = 8
-"""Number of other seeds."""
 TRIES = 50
-"""Maximum number of seeds tried for each of them."""
-SPREADS = 5.41
-"""Student's t of 7 degrees of freedom, two-sided 99.9 %."""
+"""Maximum number of seeds tried for each of the other seeds."""
 
 
 class TimeForecast(msgspec.Struct, kw_only=True):
@@ -218,11 +214,10 @@ class _MeasuredTimes:
 
 
 def _forecast(graph: str, runs: Sequence[_MeasuredTimes]) -> TimeForecast:
-    own, others = runs[0], runs[1:]
+    own = runs[0]
     rounds = sorted(set[int].intersection(*(set(run.seconds) for run in runs)) - {0})
     seconds = np.array([[run.seconds[round] for round in rounds] for run in runs])
-    half = SPREADS * math.sqrt(1 + 1 / len(others)) * seconds[1:].std(axis=0, ddof=1)
-    middle = seconds[1:].mean(axis=0)
+    low, high = compute_prediction_edges(seconds[1:])
     spent = np.sum([run.spent for run in runs], axis=0)
     training, communicating, waiting = (spent / max(float(np.sum(spent)), 1e-300)).tolist()
     stale = sum((run.staleness for run in runs), Counter[int]())
@@ -232,8 +227,8 @@ def _forecast(graph: str, runs: Sequence[_MeasuredTimes]) -> TimeForecast:
         seeds=[run.plan.experiment.seed for run in runs],
         rounds=rounds,
         seconds=seconds[0].tolist(),
-        lower=np.maximum(0.0, np.minimum(middle - half, seconds[0])).tolist(),
-        upper=np.maximum(middle + half, seconds[0]).tolist(),
+        lower=np.maximum(0.0, np.minimum(low, seconds[0])).tolist(),
+        upper=np.maximum(high, seconds[0]).tolist(),
         training=training,
         communicating=communicating,
         waiting=waiting,

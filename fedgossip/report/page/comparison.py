@@ -43,8 +43,8 @@ MOST = 40
 
 
 def forecasts(runs: Sequence[tuple[str, RecordedRun]]) -> Markup | None:
-    """Return the section; None if no run has a forecast."""
-    forecast_runs = [(name, run) for name, run in runs if run.foretold][:MOST]
+    """Return the section; None if no run has a forecast of the distance."""
+    forecast_runs = [(name, run) for name, run in runs if run.foretold and run.foretold.rounds][:MOST]
     if not forecast_runs:
         return None
     rows = math.ceil(len(forecast_runs) / COLUMNS)

@@ -28,6 +28,7 @@ from fedgossip.report.page.drawing import (
     zoomable,
 )
 from fedgossip.report.page.figures import Line, who_gains
+from fedgossip.report.page.forecast import describe_losses
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, number_round, plural
 from fedgossip.report.page.participation import Participation, ReportedEvent, Took
@@ -159,7 +160,7 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
         "What was learned",
         grid(
             curve("score-by-round", figures.measure_rounds, f"{score.heading} by round", text),
-            figure("loss", losses, "Loss by round", what),
+            figure("loss", losses, "Loss by round", what + describe_losses(run)),
             curve("score-by-bytes", figures.measure_all_bytes, f"{score.heading} by bytes",
                   f"The same against the bytes sent by {run.roles.label(len(run.learners))} and {one}s together."),
             curve("score-by-time", figures.measure_seconds, f"{score.heading} by time",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
             at, values = [place(row) for row, _ in series], [value for _, value in series]
             curve(axes, at, values, label=who, colour=colour, dash=dash, rounds=[row.round for row, _ in series])
         if axis is measure_rounds:
-            _draw_forecast(axes, run)
+            _draw_forecast(axes, run, {"averaged": BLUE, "mean_peer": GREEN, "worst_peer": ORANGE})
         axes.set_xlabel(axis_label)
         axes.set_ylabel(label or f"test {score.word}")
         if axis is measure_rounds:
@@ -99,15 +99,16 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
     return draw(name, HEIGHT, paint)
 
 
-def _draw_forecast(axes: Axes, run: RecordedRun) -> None:
+def _draw_forecast(axes: Axes, run: RecordedRun, colours: Mapping[str, str]) -> None:
+    """Draw the area between the edges before the run, for the names in `colours` (`core.forecasts.COLUMNS`)."""
     forecast = run.foretold.scores if run.foretold else None
     if forecast is None or len(forecast.rounds) < 2:
         return
-    for ends, colour in ((forecast.mean_peer, GREEN), (forecast.worst_peer, ORANGE)):
-        low, high = zip(*ends, strict=True)
-        axes.fill(
-            [*forecast.rounds, *forecast.rounds[::-1]], [*low, *high[::-1]], color=colour, alpha=0.15, linewidth=0
-        )
+    for name, edges in forecast.edges().items():
+        low, high = zip(*edges, strict=True)
+        if name in colours and low != high:
+            along, across = [*forecast.rounds, *forecast.rounds[::-1]], [*low, *high[::-1]]
+            axes.fill(along, across, color=colours[name], alpha=0.15, linewidth=0)
 
 
 def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
@@ -129,6 +130,7 @@ def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") ->
                 colour=colour,
                 dash=dash,
             )
+        _draw_forecast(axes, run, {"test_loss": ORANGE})
         axes.set_xlabel("round")
         axes.set_ylabel("loss")
         axes.set_ylim(bottom=0.0 if min(axes.get_ylim()) >= 0 else None)

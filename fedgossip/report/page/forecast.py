@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgossip.core.forecasts import SLACK
 from fedgossip.report.page.numbers import near_one, number, percent, plural
 from fedgossip.report.page.reading import RecordedForecast, RecordedRun
 
@@ -36,11 +37,13 @@ class Band:
 
 def band(run: RecordedRun) -> Band | None:
     """Return the forecast of the consensus distance; None if the run recorded too little for one."""
-    if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
+    if not run.network or not run.series("consensus_distance"):
         return None
-    if forecast := run.foretold:
+    if (forecast := run.foretold) and forecast.rounds:
         rounds = np.arange(1, forecast.rounds + 1)
         return Band(rounds, np.array(forecast.lower), np.array(forecast.upper), foretold=True)
+    if run.summary.mode != "sync":
+        return None
     if not run.summary.summed or run.summary.distils:  # a peer's answer depends on earlier mixings
         return None
     if recorded := run.summary.band:
@@ -77,7 +80,12 @@ def inside(run: RecordedRun, forecast: Band) -> float | None:
 
 
 def sentence(run: RecordedRun, forecast: Band | None) -> str:
-    """Return the forecast from the spectrum and the measurement, in words."""
+    """Return the forecasts from the spectrum and before the run, and the measurement, in words."""
+    foretold = _describe_forecast(run) if forecast is not None and forecast.foretold else ""
+    return "  ".join(text for text in (_describe_promise(run, forecast), foretold) if text)
+
+
+def _describe_promise(run: RecordedRun, forecast: Band | None) -> str:
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
     if run.summary.mode != "sync":
@@ -111,7 +119,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
         verdict = _verdict(measured, facts.slem) if bounded and facts.slem is not None else ""
         parts.append(f"Measured: {near_one(measured)}{verdict}.")
     if forecast is not None and forecast.foretold:
-        return " ".join([*parts, _describe_forecast(run)])
+        return " ".join(parts)
     if run.summary.forecast_file is not None and run.foretold is None:
         parts.append("The file forecast.json is not the one that this run began with: it is not drawn.")
     share = None if forecast is None else inside(run, forecast)
@@ -137,6 +145,7 @@ def _describe_mixing(facts: RecordedForecast) -> str:
 HOW = {
     "shadow": "a training at the peers\u2019 mean",
     "followed": "a training at the peers\u2019 mean, and theirs in one round of three",
+    "drawn": "simulations of the run with other times and faults",
 }
 """Training done for a level of a forecast; a probe trains three jobs per peer."""
 
@@ -146,7 +155,7 @@ def _describe_forecast(run: RecordedRun) -> str:
     assert forecast is not None
     how = HOW.get(forecast.level, "three jobs a peer")
     edges = "exactly" if forecast.exact else f"between edges {number(forecast.width)} times apart"
-    wide = "; this graph ties its peers weakly, so that is wide" if forecast.wide else ""
+    wide = "; that is wide" if forecast.wide else ""
     text = f"Before the run the distance was forecast {edges}, by {how}{wide}."
     if summary.forecast_kept is not None:
         slack = f"give or take {number(BAND_SLACK * 100)}\u202f%"
@@ -157,6 +166,16 @@ def _describe_forecast(run: RecordedRun) -> str:
             f" it kept in {percent(summary.forecast_realised_kept)}."
         )
     return text
+
+
+def describe_losses(run: RecordedRun) -> str:
+    """Return how the loss kept to its forecast before the run; "" without one."""
+    forecast, kept = run.foretold, run.summary.forecast_scores_kept.get("test_loss")
+    if forecast is None or kept is None:
+        return ""
+    how, slack = HOW[forecast.level], f"give or take {number(SLACK * 100)}\u202f%"
+    text = f"  The area is the forecast of the test loss before the run, by {how}"
+    return f"{text}: it was kept, {slack}, in {percent(kept)} of the evaluated rounds."
 
 
 def _verdict(measured: float, slem: float) -> str:

@@ -15,7 +15,7 @@ from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import event_kinds
 from fedgossip.report.page import drawing, figures, graphs, timeline
-from fedgossip.report.page.forecast import Band, sentence
+from fedgossip.report.page.forecast import Band, describe_losses, sentence
 from fedgossip.report.page.markup import (
     Markup,
     cards,
@@ -188,7 +188,7 @@ def learning(run: RecordedRun) -> Markup | None:
                 "loss",
                 figures.loss(run, "loss"),
                 "Loss by round",
-                "The minimised training loss, as a mean over the peers.",
+                f"The minimised training loss, as a mean over the peers.{describe_losses(run)}",
             ),
             figure(
                 "score-by-bytes",
