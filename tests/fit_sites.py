@@ -38,6 +38,7 @@ ALIKE = {
     "fine-gray": ("cox", "cox?every=60&until=600&competing=2"),
     "multinomial": ("glm", "multinomial"),
     "ordinal": ("glm", "ordinal"),
+    "mixed-logistic": ("glm", "mixed-logistic"),
     "elastic-net": ("glm", "elastic-net?family=logistic&path=3&folds=2"),
 }
 """Kinds of fit of the statistics that another has agreed on, and their model.source."""

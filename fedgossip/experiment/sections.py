@@ -85,8 +85,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and trees:100x6 (number and depth of boosted
     trees), kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720 (proportional hazards),
     table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
-    elastic-net?family=logistic, weibull, mixed?by=COLUMN and gee?by=COLUMN&family=logistic, for `fedgossip fit`
-    (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md).
+    elastic-net?family=logistic, weibull, mixed?by=COLUMN, mixed-logistic and gee?by=COLUMN&family=logistic, for
+    `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md).
     """
     formula: str = ""
     """Columns of a model of the sites' own tables, "ill ~ age + sex + age:bmi": short for the label and keep options of

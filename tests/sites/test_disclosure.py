@@ -408,6 +408,7 @@ SCORED = {
         "firth",
         "multinomial",
         "elastic-net?family=logistic&lambda=.1",
+        "mixed-logistic",
         "gee?by=ward&family=logistic",
     ],
     "score": [

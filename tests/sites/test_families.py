@@ -42,7 +42,7 @@ NUMBERS = '[task]\nkind = "regression"\n'
 LABELS = {
     "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
     "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill", "elastic-net": "ill",
-    "mixed": "pressure", "gee": "ill",
+    "mixed": "pressure", "mixed-logistic": "ill", "gee": "ill",
 }  # fmt: skip
 MORE = dict.fromkeys(("table1", "correlations"), ("ill", "grade", "cost"))
 OF = {"table1": "table1?by=ward", "mixed": "mixed?by=person", "gee": "gee?by=person&family=logistic",
@@ -521,9 +521,11 @@ def test_the_page_shows_what_is_printed(folder: Path, tmp_path: Path) -> None:
     assert said[1].out.rstrip() == shown.text.rstrip()
     file, shown = blocks(page("statistics"))[3:5]
     (tmp_path / "mixed.toml").write_text(file.text)
-    commands = blocks(page("statistics"))[5].text.replace("'", "").splitlines()
-    assert [typed(line.split()[1:], tmp_path).code for line in commands] == [0, 0]
+    sites, of_sites, others = blocks(page("statistics"))[5:8]
+    again = others.text.replace("'", "").splitlines()
+    assert [typed(line.split()[1:], tmp_path).code for line in again] == [0, 0]
     assert typed(["fit", "mixed.toml"], tmp_path).out.rstrip() == shown.text.rstrip()
+    assert typed(sites.text.split()[1:], tmp_path).out.rstrip() == of_sites.text.rstrip()
 
 
 # --- correlations and meta-analysis -----------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def fit(
     A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6), survival
     (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables (table1?by=COLUMN,
     correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
-    elastic-net?family=logistic, weibull, mixed?by=COLUMN, gee?by=COLUMN&family=logistic).
+    elastic-net?family=logistic, weibull, mixed?by=COLUMN, mixed-logistic, gee?by=COLUMN&family=logistic).
 
     Writes fit.json (for trees trees-fit.json, for survival survival.json, for tables tables.json), and for predicting
     models model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints all sites'

@@ -67,6 +67,7 @@ from fedgossip.sites.fits.families.gee import Gee
 from fedgossip.sites.fits.families.likelihoods import Firth, Likelihood, LikelihoodFamily, NegativeBinomial, Weibull
 from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
 from fedgossip.sites.fits.families.mixed import Mixed
+from fedgossip.sites.fits.families.mixed_logistic import MixedLogistic
 from fedgossip.sites.fits.families.multinomial import Multinomial, Ordinal
 from fedgossip.sites.fits.families.table_one import TableOne
 from fedgossip.sites.fits.glm import glm, glm_result
@@ -136,6 +137,7 @@ _ALL: Sequence[SumsFamily] = (
     MetaAnalysis(),
     ElasticNet(),
     Mixed(),
+    MixedLogistic(),
     Gee(),
     *map(LikelihoodFamily, LIKELIHOODS),
 )

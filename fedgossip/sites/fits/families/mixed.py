@@ -11,7 +11,7 @@
 
 These sums are sufficient, so theta is found without another sum.  A search with sums at one theta after another would
 disclose the same (`clustered`, which has the rule of sizes).  A random effect of the site, whose cluster is the only
-one of its size, is therefore refused.
+one of its size, is therefore refused; `mixed_logistic` has it for two classes.
 
 Sources: Laird and Ware, Biometrics 38 (1982); Patterson and Thompson, Biometrika 58 (1971); Self and Liang, JASA 82
 (1987), for the test at the bound; Luo et al., Nature Communications 13 (2022), for sufficient sums of sites.
