@@ -84,6 +84,24 @@ class GroupWatch:
                 self._process.stdin.write(line.encode())
 
 
+@contextlib.contextmanager
+def interruptible_children() -> Iterator[None]:
+    """Let the programs started in this context receive SIGINT, also where this process ignores it.
+
+    A shell lets a command behind "&" ignore SIGINT, and a program inherits what is ignored: a script would then be
+    killed at every stop.  No effect outside the main thread.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)  # a handled signal has its default in a new program
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def ignore_terminals() -> None:
     """Ignore signals of the terminal: they reach the whole group, and the parent forwards them."""
     for number in OF_TERMINALS:

@@ -22,6 +22,8 @@ from fedgossip.base import signals
 from fedgossip.cli import COMMANDS, STOPPED, cli
 from fedgossip.cli.people.invited import ended_script
 from fedgossip.cli.run.run import _stopped_at_once
+from fedgossip.core.run_format import LOG
+from fedgossip.drivers.loops.scripts import Command, Scripts
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -213,6 +215,32 @@ def test_a_signal_keeps_what_was_learned_says_how_to_go_on_and_leaves_no_process
     goes_on = "give the command again" if "--simulate" in words else f"To go on: fedgossip {resume} --resume out"
     assert goes_on in said.err and "Traceback" not in said.err, said.err
     assert not [pid for pid in started if alive(pid)]
+
+
+STUBBORN = """
+import sys, time
+try:
+    print("loaded", flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.sockets
+def test_a_script_receives_the_interrupt_of_a_launcher_that_ignores_it(tmp_path: Path) -> None:
+    """As behind "&" in a shell: a script that inherited that would be killed at every stop."""
+    (tmp_path / "loop.py").write_text(STUBBORN)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        scripts = Scripts(Command(tmp_path / "loop.py", folder=tmp_path), 1)
+        scripts.start({"node": 0, "folder": str(tmp_path)})
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        wait_until(lambda: "loaded" in (tmp_path / LOG).read_text(), 60, "the script is there")
+        scripts.stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert scripts.wait() == {0: 7}
 
 
 LAUNCHER = """

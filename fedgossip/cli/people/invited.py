@@ -199,7 +199,8 @@ def ended_script(
     A signal to end interrupts the script.  The script is in a separate process group, so that Ctrl-C reaches it once.
     If it has not ended STOP_SECONDS later, or at a second Ctrl-C, it is killed.
     """
-    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    with signals.interruptible_children():
+        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     watch = signals.GroupWatch()
     watch.add(process.pid)
     try:

@@ -148,7 +148,7 @@ class Scripts:
             environment.setdefault(f"{library}_NUM_THREADS", str(kernels.threads_of_loops()))
         if node not in self._began:
             self._began[node] = self._read[node] = log.tell()
-        with log:
+        with log, signals.interruptible_children():
             self._processes[node] = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
