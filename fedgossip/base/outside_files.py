@@ -20,35 +20,21 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.machine_memory import GIB, MEMORY
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_GIB = 1 << 30
-
-
-def _memory() -> int:
-    """Return this machine's bytes of memory, or its container's limit; 64 GiB if unknown."""
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        with contextlib.suppress(OSError, ValueError):  # no limit, or none by cgroups of version 2
-            return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-        return physical
-    except (AttributeError, OSError, ValueError):
-        return 64 * _GIB
-
-
-MEMORY = _memory()
 SMALL = 64 << 20
 """Maximum number of bytes of a text read at once; a summary of 10 000 peers has 3 MiB."""
-ROWS = 8 * _GIB
+ROWS = 8 * GIB
 """Maximum number of bytes of a record or a trace, which grow with each round."""
 LINE_MAX = 1 << 20
 """Maximum number of bytes of a line of a record."""
-LARGE = min(32 * _GIB, MEMORY)
+LARGE = min(32 * GIB, MEMORY)
 """Maximum number of bytes of a model or of data: at most this machine's memory."""
 
-INFLATED_LEAST, INFLATED_RATIO = _GIB, 100
+INFLATED_LEAST, INFLATED_RATIO = GIB, 100
 """Maximum number of bytes of compressed arrays; for larger files this multiple of their size."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}

@@ -15,7 +15,7 @@ from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINTS, EXPERIMENT, LOG, PEERS
 from fedgossip.drivers.forecasting import forecast_of
-from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
+from fedgossip.drivers.participant import check_processes, check_recordable, check_selection
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, RunProcesses, Striker, processes_for
 from fedgossip.experiment import BEST, Experiment, load_experiment
 from fedgossip.plans import compose
@@ -95,7 +95,7 @@ def run_local_plan(
     began = time.monotonic()
     check_local(plan, trace_bytes)
     if family is None or isinstance(family, PeerProcesses):  # child processes inherit this process's limits
-        check_open_files(plan, range(plan.n))
+        check_processes(plan)
     running = family or processes_for(plan.experiment)
     with signals.as_interrupt(), running as processes, contextlib.ExitStack() as opened:
         script = faults_of(plan)

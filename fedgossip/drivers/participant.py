@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.machine_memory import check_fits
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
@@ -45,6 +46,9 @@ from fedgossip.runs.journal import Journal
 from fedgossip.runs.mask_ledger import private_maker
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.session import Policy
+
+PROCESS_BYTES = 20_000_000
+"""Minimum memory of a participant's process, in addition to that of other processes: 22 MB without torch."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +258,15 @@ def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
             check_clients(plan.n - 1)
         else:
             check_links(len(plan.partners(node)))
+
+
+def check_processes(plan: Plan) -> None:
+    """Raise NetworkError as `check_open_files`, and ConfigError if this machine has too little memory for a process of
+    each participant.
+    """
+    check_open_files(plan, range(plan.n))
+    advice = "Take fewer participants, run it on several machines, or with --on sim."
+    check_fits(f"{plan.n:,} processes", plan.n * PROCESS_BYTES, advice)
 
 
 def check_selection(plan: Plan, *, whole: bool) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy.typing as npt
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
-from fedgossip.base import outside_files
+from fedgossip.base import machine_memory
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
@@ -203,21 +203,14 @@ def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
     _check_memory(plan, engine, task)
 
 
-LEAST_VECTORS, LEAST_BYTES = 2, {"sim": 40_000, "stacked": 5_000}
-"""Minimum memory of a peer: vectors of the model (4 to 5 were measured), and bytes in addition (52 000 and 7 600)."""
-
-
 def _check_memory(plan: Plan, engine: str, task: LocalTask) -> None:
-    """Raise ConfigError for peers with models that do not all fit into this machine's memory."""
-    if plan.roles.leader is not None or not isinstance(plan.experiment, GossipExperiment):
-        return
-    size, here = task.length * task.dtype.itemsize, outside_files.MEMORY
-    least = {name: plan.n * (LEAST_VECTORS * size + more) for name, more in LEAST_BYTES.items()}
-    if least[engine] > here:
-        text = f"{plan.n:,} peers with models of {size:,} bytes take at least {least[engine] / 1e9:,.1f} GB of memory"
-        arrays = ", or --on stacked" if least["stacked"] < here else ""
-        advice = f"Take fewer peers or a smaller model{arrays}; or run it on several machines."
-        raise ConfigError(f"{text}; this machine has {here / 1e9:,.1f}", advice)
+    """Raise ConfigError for participants and models that do not all fit into this machine's memory."""
+    size = task.length * task.dtype.itemsize
+    what = f"{plan.n:,} participants with models of {size:,} bytes"
+    arrays = engine == "sim" and plan.least_memory("stacked", size) <= machine_memory.MEMORY
+    fewer = "Take fewer participants or a smaller model"
+    advice = f"{fewer}{', or --on stacked' if arrays else ''}; or run it on several machines."
+    machine_memory.check_fits(what, plan.least_memory(engine, size), advice)
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:

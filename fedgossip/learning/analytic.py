@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.machine_memory import check_fits
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import BLOCK, Vector, frozen
 from fedgossip.core.machine import NodeId
@@ -84,11 +85,18 @@ class Quadratic:
         self.n, self.length, self.dtype = n, dim, _kind(dtype)
         self.eta, self.sigma = eta, sigma
         self.schema = _schema("quadratic", dim, self.dtype)
-        self.b = _placed(placement, n, dim, seed).astype(self.dtype)
+        check_fits(
+            f"the targets of {n:,} nodes of {dim:,} elements",
+            n * dim * self.dtype.itemsize,
+            "Use fewer participants or fewer dimensions; a model learned from data stores no targets.",
+        )
+        self.b = _placed(placement, n, dim, seed, self.dtype)
         self._seed = seed
+        self._start = frozen(np.zeros(dim, self.dtype))
+        self._spread: tuple[npt.NDArray[np.float64], float] | None = None
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
-        return frozen(np.zeros(self.length, self.dtype))
+        return self._start
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return [self._step(job) for job in jobs]
@@ -125,21 +133,29 @@ class Quadratic:
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss": mean_i f_i(x)}."""
-        centre = self.b.mean(axis=0, dtype=np.float64)
-        spread = float(np.mean(np.sum((self.b - centre) ** 2, axis=1)))
+        if self._spread is None:
+            self._spread = _spread_of(self.b)
+        centre, spread = self._spread
         return [{"loss": (float(np.sum((vector - centre) ** 2)) + spread) / 2} for vector in vectors]
 
 
-def _placed(placement: str, n: int, dim: int, seed: int) -> npt.NDArray[np.float64]:
+def _spread_of(b: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the mean [d] of targets [n, d], and their mean squared distance from it."""
+    centre, at_once = b.mean(axis=0, dtype=np.float64), max(1, BLOCK // b.shape[1])
+    parts = [np.sum((b[first : first + at_once] - centre) ** 2, axis=1) for first in range(0, len(b), at_once)]
+    return centre, float(np.mean(np.concatenate(parts)))
+
+
+def _placed(placement: str, n: int, dim: int, seed: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating]:
     if placement == "random":
-        return stream(seed, "placement").standard_normal((n, dim))
+        return stream(seed, "placement").standard_normal((n, dim)).astype(kind, copy=False)
     if placement == "smooth":
         column = np.sqrt(2) * np.cos(2 * np.pi * np.arange(n) / n)
     elif placement == "alternating":
         column = np.where(np.arange(n) % 2 == 0, 1.0, -1.0)
     else:
         raise ConfigError(f"unknown placement {placement!r}", nearest(placement, PLACEMENTS))
-    return np.repeat(column[:, None], dim, axis=1)
+    return np.repeat(column.astype(kind)[:, None], dim, axis=1)
 
 
 def _kind(dtype: npt.DTypeLike) -> np.dtype[np.floating]:

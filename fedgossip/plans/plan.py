@@ -205,6 +205,10 @@ class Plan(ABC):
         """
         return {}
 
+    def least_memory(self, engine: str, size: int) -> int:  # noqa: ARG002
+        """Return the minimum bytes of a simulation of models of `size` bytes; 0: few participants, not counted."""
+        return 0
+
     def masked(self, length: int) -> int:  # noqa: ARG002
         """Return the number of words of a masked vector for a model of `length` elements; 0 without masks."""
         return 0

@@ -608,9 +608,9 @@ def test_peers_that_no_memory_holds_are_refused_before_the_run(
 ) -> None:
     """40 kB a peer by machines, 5 kB on arrays, and two models of 4 kB each."""
     experiment = {"task": {"kind": "averaging", "dim": 1000}, "topology": {"graph": "ring", "n": 10}, "rounds": 1}
-    monkeypatch.setattr("fedgossip.base.outside_files.MEMORY", 479_999 if arrays else 129_999)
-    with pytest.raises(ConfigError, match=r"10 peers with models of 4,000 bytes take at least") as refused:
+    monkeypatch.setattr("fedgossip.base.machine_memory.MEMORY", 479_999 if arrays else 129_999)
+    with pytest.raises(ConfigError, match=r"10 participants with models of 4,000 bytes take at least") as refused:
         simulate(experiment, engine=engine)
     assert ("--on stacked" in refused.value.advice) == arrays
-    monkeypatch.setattr("fedgossip.base.outside_files.MEMORY", 480_000)
+    monkeypatch.setattr("fedgossip.base.machine_memory.MEMORY", 480_000)
     simulate(experiment, engine=engine)

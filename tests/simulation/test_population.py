@@ -15,6 +15,7 @@ from fedgossip.algorithms.sampling import ReportedLoss
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.records import NetworkRow
 from fedgossip.core.task import Job
+from fedgossip.drivers.local import run_local
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import task
 from fedgossip.plans import compose, tasks
@@ -181,3 +182,50 @@ def test_other_plans_have_no_vacant_seat() -> None:
     small = compose.plan(load_experiment(crowd(1_000)))
     assert not small.with_engine("sim").vacant
     assert len(compose.plan(load_experiment(crowd())).with_engine("sim").vacant) == CLIENTS
+
+
+def stored(clients: int, **section: Any) -> dict[str, Any]:
+    """An experiment with models of 650 numbers."""
+    plain = crowd(clients, **{"cohort": 10, "secure": {"on": False}, **section})
+    return {**plain, "data": {"source": "digits"}, "task": {"kind": "learning"}, "train": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("about", "engine", "models"),
+    [
+        ({}, "sim", 1),  # an answer may be asked for again
+        ({}, "stacked", 0),
+        ({"algorithm": "scaffold"}, "sim", 2),
+        ({"algorithm": "scaffold"}, "stacked", 1),
+        ({"personal": "ditto"}, "stacked", 1),
+        ({"personal": "finetune"}, "stacked", 0),
+        ({"codec": "top-k:0.1"}, "sim", 1),
+        ({"secure": {"on": True}}, "sim", 0),
+    ],
+)
+def test_clients_whose_stored_models_no_memory_holds_are_refused_before_the_run(
+    about: dict[str, Any], engine: str, models: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 clients 4 rounds of 10 invite 100 (1 - 0.9^4) = 34 on average."""
+    plain = stored(100, **about)
+    seat = {"sim": 1_000, "stacked": 1_500}[engine]
+    least = 101 * seat + 34 * models * 4 * 650
+    monkeypatch.setattr("fedgossip.base.machine_memory.MEMORY", least - 1)
+    with pytest.raises(ConfigError, match="101 participants with models of 2,600 bytes take at least"):
+        simulate(plain, engine=engine)
+    monkeypatch.setattr("fedgossip.base.machine_memory.MEMORY", least)
+    assert simulate(plain, engine=engine).summary["status"] == "finished"
+
+
+def test_targets_that_no_memory_holds_are_refused_by_their_number() -> None:
+    """An allocation of 4 TB failed before the first round, one of 30 GB ended the process."""
+    many = {**crowd(1_000_000), "task": {"kind": "quadratic", "dim": 1_000_000}}
+    with pytest.raises(ConfigError, match=r"the targets of 1,000,000 nodes of 1,000,000 elements take at least 4,000"):
+        simulate(many)
+
+
+def test_local_processes_that_no_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgossip.base.machine_memory.MEMORY", 80_000_000)
+    with pytest.raises(ConfigError, match=r"5 processes take at least 0\.1 GB of memory"):
+        run_local(crowd(4, cohort=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

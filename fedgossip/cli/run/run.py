@@ -472,8 +472,6 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.core.task import segments_of, table_of
     from fedgossip.drivers.forecasting import check_forecast
-    from fedgossip.drivers.local import check_local
-    from fedgossip.drivers.simulate import check_engine
     from fedgossip.experiment import ignored_by
     from fedgossip.plans import compose
 
@@ -482,7 +480,7 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
         plan = plan.with_shares(shares)
         compose.check_task(plan, task)
         plan = plan.with_segments(segments_of(task)).with_table(table_of(task))
-        check_local(plan, trace_bytes) if on == "local" else check_engine(plan, on, task)
+        _check_driver(plan, task, on, trace_bytes)
         check_forecast(plan, task)
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
@@ -532,6 +530,18 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     for note in shares.notes:
         echo(f"# {note}")
     echo("Nothing was trained: this was a dry run.", err=True)
+
+
+def _check_driver(plan: Plan, task: LocalTask, on: str, trace_bytes: int) -> None:
+    """Raise an error for a run that a driver, or this machine, does not support."""
+    from fedgossip.drivers.local import check_local
+    from fedgossip.drivers.participant import check_processes
+    from fedgossip.drivers.simulate import check_engine
+
+    if on != "local":
+        return check_engine(plan, on, task)
+    check_local(plan, trace_bytes)
+    return check_processes(plan)
 
 
 def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:

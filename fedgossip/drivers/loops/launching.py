@@ -28,7 +28,7 @@ from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask, requests_in
 from fedgossip.drivers.loops.scripts import Command, Scripts, read_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
-from fedgossip.drivers.participant import check_open_files
+from fedgossip.drivers.participant import check_processes
 from fedgossip.drivers.peer_processes import Striker
 from fedgossip.experiment import Experiment
 from fedgossip.plans.compose import DataShares, Plan, faults_of
@@ -125,7 +125,7 @@ class _Launch:
         watch: Callable[[Row], None] | None,
         before: Prepared | None = None,
     ) -> None:
-        check_open_files(plan, range(plan.n))
+        check_processes(plan)
         self.plan, self.out, self.command, self.how, self.before = plan, out, command, how, before
         self.scripts = Scripts(command, plan.learners, how.shown)
         self.script = faults_of(plan)

@@ -152,6 +152,10 @@ class PersonalMethod(Protocol):
     def stepped(self) -> bool:
         """Whether the method takes each step of plain SGD itself, on gradients of the task."""
 
+    @property
+    def kept(self) -> int:
+        """Minimum number of models [d] that a trained participant stores."""
+
     def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the tensors of a sent vector, from those of the model."""
 
@@ -176,6 +180,7 @@ class OfWholeModels:
     private = True
     whole = True
     stepped = False
+    kept = 1
 
     def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple(segments)

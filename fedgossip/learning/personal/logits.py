@@ -71,6 +71,7 @@ class FedDF:
     private = True
     whole = False
     stepped = False
+    kept = 0  # in vectors of logits, which are exchanged
 
     @property
     def loss(self) -> str:

@@ -159,6 +159,7 @@ class FedRep(Stepped):
     """Steps of the head in a round; 0: the same number as the body's."""
 
     whole = False
+    kept = 0  # the head alone
 
     def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         found, start = [], 0
@@ -262,6 +263,7 @@ class Finetune(OfWholeModels):
     """Number of local trainings from the shared model, each as long as a round's."""
 
     follows = True
+    kept = 0
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
         return list(models.train(jobs))
@@ -328,6 +330,7 @@ class Ifca:
     private = False
     whole = False
     stepped = False
+    kept = 0
 
     def select_sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         length = segments[-1].stop

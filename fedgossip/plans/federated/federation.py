@@ -32,7 +32,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
-from fedgossip.plans import completeness
+from fedgossip.plans import completeness, least_memory
 from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
@@ -541,6 +541,9 @@ class FederationPlan(Plan):
 
     def is_over(self, node: NodeId, model: Vector) -> bool:
         return node == self.coordinator and is_over(self.federated.server, model)
+
+    def least_memory(self, engine: str, size: int) -> int:
+        return least_memory.of_clients(self, engine, size)
 
     def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
         if self.buffered:

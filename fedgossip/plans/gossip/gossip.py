@@ -29,6 +29,7 @@ from fedgossip.core.task import LocalTask, Segment, statistics_in
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.experiment.run_sections import ALGORITHM_CODE, CODEC_CODE
+from fedgossip.plans import least_memory
 from fedgossip.plans.completeness import Lacking, find_missing_exchanges, with_exchanges
 from fedgossip.plans.federated.credentials import Logged, Own
 from fedgossip.plans.gossip.gossip_checks import (
@@ -229,6 +230,9 @@ class GossipPlan(Plan):
         """
         alone = self.experiment.loops or not self.how.in_step
         return rounds == self.experiment.rounds or (alone and not stopped)
+
+    def least_memory(self, engine: str, size: int) -> int:
+        return least_memory.of_peers(self, engine, size)
 
     def check_arrays(self, task: LocalTask) -> None:
         if self.how.stacked is None:

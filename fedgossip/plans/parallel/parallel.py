@@ -36,6 +36,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.run_sections import LBFGS, MAPREDUCE, SERVED
+from fedgossip.plans import least_memory
 from fedgossip.plans.completeness import Lacking, count_missing_clients, find_missing_work, with_exchanges
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.plans.parallel.shared_steps import (
@@ -110,6 +111,9 @@ class ParallelPlan(SharedSteps):
         bucket = self.bucket(task.length, task.dtype.itemsize)
         segments = self.segments or segments_of(task)
         return fragment_sums(self.experiment, self.fragments(task.length, segments), task.dtype, segments, bucket)
+
+    def least_memory(self, engine: str, size: int) -> int:  # noqa: ARG002
+        return least_memory.of_workers(self, size)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds
