@@ -5,19 +5,16 @@ A lower bound, since a refused run must not be one that fits: measured runs took
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Work
-from fedgossip.algorithms.sampling import Uniform
+from fedgossip.algorithms.codecs.base import Codec
+from fedgossip.algorithms.federated.base import Federated, Work
+from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.experiment import FederatedExperiment, GossipExperiment
 from fedgossip.plans.tasks import personal_of
-
-if TYPE_CHECKING:
-    from fedgossip.plans.federated.federation import FederationPlan
-    from fedgossip.plans.gossip.gossip import GossipPlan
-    from fedgossip.plans.parallel.parallel import ParallelPlan
 
 PEER_VECTORS = 2
 """Minimum number of models of a peer or worker, without those that its task stores; 2.4 to 6.4 were measured."""
@@ -27,36 +24,48 @@ CLIENT_BYTES = {"sim": 1_000, "stacked": 1_500}
 """Minimum bytes of a client that was not invited so far, by engine; 1 100 and 1 900 were measured."""
 
 
-def of_peers(plan: GossipPlan, engine: str, size: int) -> int:
-    """Return the minimum bytes of peers with models of `size` bytes."""
-    return plan.n * ((PEER_VECTORS + _count_kept(plan.experiment)) * size + PEER_BYTES[engine])
+def of_peers(n: int, e: GossipExperiment, engine: str, size: int) -> int:
+    """Return the minimum bytes of `n` peers with models of `size` bytes."""
+    return n * ((PEER_VECTORS + _count_kept(e)) * size + PEER_BYTES[engine])
 
 
-def of_workers(plan: ParallelPlan, size: int) -> int:
-    """Return the minimum bytes of workers with models of `size` bytes."""
-    return plan.n * PEER_VECTORS * size
+def of_workers(n: int, size: int) -> int:
+    """Return the minimum bytes of `n` workers with models of `size` bytes."""
+    return n * PEER_VECTORS * size
 
 
-def of_clients(plan: FederationPlan, engine: str, size: int) -> int:
-    """Return the minimum bytes of clients, and of what those store that a round has invited."""
-    return plan.n * CLIENT_BYTES[engine] + _count_invited(plan) * _count_stored(plan, engine) * size
+@dataclass(frozen=True)
+class Clients:
+    """What the memory of simulated clients depends on.  `cohort`: number of clients of a round."""
 
+    learners: int
+    cohort: int
+    experiment: FederatedExperiment
+    federated: Federated[Any]
+    sampling: Sampling
+    codec: Codec | None
 
-def _count_invited(plan: FederationPlan) -> int:
-    """Return the mean number of clients that all rounds together invite; of one round if cohorts depend on the run."""
-    uniform = isinstance(plan.sampling, Uniform) and plan.tree.flat and not plan.buffered
-    rounds = plan.experiment.rounds if uniform and not plan.experiment.stop.patience else 1
-    return int(plan.learners * (1 - (1 - plan.cohort / plan.learners) ** rounds))
+    def least_memory(self, engine: str, size: int) -> int:
+        """Return the minimum bytes of the clients, and of the models [`size` bytes] of those that a round invited."""
+        return self.learners * CLIENT_BYTES[engine] + self._count_invited() * self._count_stored(engine) * size
 
+    def _count_invited(self) -> int:
+        """Return the mean number of clients that all rounds together invite; of one round if cohorts depend on the run
+        or on others.
+        """
+        e = self.experiment
+        uniform = isinstance(self.sampling, Uniform) and not e.coordinator.tiers
+        rounds = e.rounds if uniform and not e.stop.patience else 1
+        return int(self.learners * (1 - (1 - self.cohort / self.learners) ** rounds))
 
-def _count_stored(plan: FederationPlan, engine: str) -> int:
-    """Return the number of models that a client stores after a round: of its task, its rule, and a clear answer."""
-    rule, one = plan.federated.clients, np.zeros(1)
-    work = Work(one, extra=(one[:0],))  # an `extra` has not the model's length: it is not counted
-    _, memory = rule.upload((one,) * rule.vectors, (), work)
-    errors = plan.codec is not None and plan.codec.remembers
-    answer = engine == "sim" and not plan.secure and plan.codec is None
-    return _count_kept(plan.experiment) + sum(vector.size for vector in memory) + errors + answer
+    def _count_stored(self, engine: str) -> int:
+        """Return the number of models that a client stores after a round: of its task, its rule, and a clear answer."""
+        rule, one = self.federated.clients, np.zeros(1)
+        work = Work(one, extra=(one[:0],))  # an `extra` has not the model's length: it is not counted
+        _, memory = rule.upload((one,) * rule.vectors, (), work)
+        errors = self.codec is not None and self.codec.remembers
+        answer = engine == "sim" and not self.experiment.coordinator.secure.on and self.codec is None
+        return _count_kept(self.experiment) + sum(vector.size for vector in memory) + errors + answer
 
 
 def _count_kept(e: GossipExperiment | FederatedExperiment) -> int:

@@ -32,13 +32,14 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
-from fedgossip.plans import completeness, least_memory
+from fedgossip.plans import completeness
 from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated.secure_encoding import Numbers, check_weights, weight_max_for
 from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
+from fedgossip.plans.least_memory import Clients
 from fedgossip.plans.own_parts import codec_named, make_sampling
 from fedgossip.plans.plan import (
     EXHAUSTED,
@@ -543,7 +544,8 @@ class FederationPlan(Plan):
         return node == self.coordinator and is_over(self.federated.server, model)
 
     def least_memory(self, engine: str, size: int) -> int:
-        return least_memory.of_clients(self, engine, size)
+        about = self.learners, self.cohort, self.experiment, self.federated, self.sampling, self.codec
+        return Clients(*about).least_memory(engine, size)
 
     def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
         if self.buffered:

@@ -232,7 +232,7 @@ class GossipPlan(Plan):
         return rounds == self.experiment.rounds or (alone and not stopped)
 
     def least_memory(self, engine: str, size: int) -> int:
-        return least_memory.of_peers(self, engine, size)
+        return least_memory.of_peers(self.n, self.experiment, engine, size)
 
     def check_arrays(self, task: LocalTask) -> None:
         if self.how.stacked is None:

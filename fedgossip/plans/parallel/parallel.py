@@ -113,7 +113,7 @@ class ParallelPlan(SharedSteps):
         return fragment_sums(self.experiment, self.fragments(task.length, segments), task.dtype, segments, bucket)
 
     def least_memory(self, engine: str, size: int) -> int:  # noqa: ARG002
-        return least_memory.of_workers(self, size)
+        return least_memory.of_workers(self.n, size)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds
