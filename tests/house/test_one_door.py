@@ -61,7 +61,8 @@ BY_WHOSE = {
 NOT_FROM_OUTSIDE = {
     # files of this package, of torch or of the kernel
     "report/board/pages.py": 1, "cli/init.py": 2, "cli/text.py": 2, "core/records.py": 1, "core/glossary.py": 1,
-    "base/kernels.py": 2, "base/machine_memory.py": 1, "base/version.py": 1, "data/bundled.py": 1, "learning/one_model/devices.py": 1,
+    "base/kernels.py": 2, "base/machine_memory.py": 1, "base/version.py": 1, "data/bundled.py": 1,
+    "learning/one_model/devices.py": 1,
     "net/streams/sealing.py": 1, "report/page/markup.py": 3,
     "lab/repro/published.py": 1, "lab/lectures/topics.py": 1, "report/watch/local_server.py": 2,
     # the sources of modules that this process has imported already
