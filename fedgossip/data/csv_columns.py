@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import advise_point, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError
-from fedgossip.data import csv_text, office_tables
+from fedgossip.data import csv_text, office_tables, postgresql
 from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, parted, read_declaration
 from fedgossip.data.table_files import CSV, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows, kind_of
 
@@ -195,6 +195,8 @@ def _rows(file: TableFile) -> TableRows:
         return TableRows(*csv_text.read_csv_rows(file.path, file.declared))
     if kind == EXCEL:
         return office_tables.read_workbook(file)
+    if file.server:
+        return postgresql.read_query(file)
     return office_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
 
 

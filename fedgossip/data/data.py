@@ -28,7 +28,7 @@ from fedgossip.data.custom import NamesCode
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.data.ragged import Ragged
-from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path, kind_of
+from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_in, kind_of
 
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's data source."""
@@ -334,11 +334,11 @@ def _load(
 ) -> Dataset:
     if _is_function(source):
         return make_twice(source, lambda: _from_user(source, custom.call(source, base, DATA), task))
-    one, place, options = _located(source, base)
+    one, place, options, server = _located(source, base)
     if standard and "scale" in one.options:
         options["scale"] = "standard"
     kind = source.partition(":")[0]
-    given = {"kind": kind, "options": options, "task": task, "buckets": buckets, "like": like}
+    given = {"kind": kind, "options": options, "task": task, "buckets": buckets, "like": like, "server": server}
     names = () if like is None else like.class_names
     return _read(one, {**given, "path": place, "class_names": names})
 
@@ -353,8 +353,8 @@ def _is_function(source: str) -> bool:
     return source.partition(":")[0] not in SOURCES and custom.is_function(source)
 
 
-def _located(source: str, base: Path | None) -> tuple[DataSource, Path | None, dict[str, str]]:
-    """Return the kind of a source, its path and its options."""
+def _located(source: str, base: Path | None) -> tuple[DataSource, Path | None, dict[str, str], str]:
+    """Return the kind of a source, its path, its options, and the address of a database server, else ""."""
     kind, colon, rest = source.partition(":")
     if kind not in SOURCES:
         advice = nearest(kind, [*SOURCES, "module:function"])
@@ -368,9 +368,9 @@ def _located(source: str, base: Path | None) -> tuple[DataSource, Path | None, d
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
     if one.place not in (NOTHING, USUAL_FOLDER) and not path:
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
-    path = database_path(path) if kind == SQL else path
+    path, server = database_in(path, options) if kind == SQL else (path, "")
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
-    return one, _checked(one, place), options
+    return one, _checked(one, place), options, server
 
 
 def _read(source: DataSource, given: Mapping[str, Any]) -> Dataset:

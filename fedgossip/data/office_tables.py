@@ -8,7 +8,7 @@ Nothing in a file is executed: for a formula the stored value is read.
     sql:hospital.db?query=cohort.sql&label=ill
 
 The database is opened for reading, and an authorizer refuses every statement except a SELECT.  The query's text is part
-of the plan.
+of the plan.  `postgresql` reads those of a server.
 """
 
 from __future__ import annotations
@@ -280,6 +280,7 @@ def read_statistical(file: TableFile) -> TableRows:
     return TableRows(header, [list(row) for row in zip(*texts, strict=True)], range(1, rows + 1), notes, "row")
 
 
+ONE_SELECT = "A query is one SELECT of the wanted columns."
 QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
 CELL_MOST = 1 << 20
@@ -335,9 +336,9 @@ def read_query(file: TableFile) -> TableRows:
     except (sqlite3.Error, sqlite3.Warning) as error:
         what = {"not authorized": "only a SELECT is allowed, and this does more", "interrupted": "it takes too long"}
         why = what.get(str(error), str(error))
-        raise ConfigError(f"{file.query} on {path}: {why}", "A query is one SELECT of the wanted columns.") from None
+        raise ConfigError(f"{file.query} on {path}: {why}", ONE_SELECT) from None
     if not found:
-        raise ConfigError(f"{file.query} on {path}: no rows", "A query is one SELECT of the wanted columns.")
+        raise ConfigError(f"{file.query} on {path}: no rows", ONE_SELECT)
     for number, row in enumerate(found, 1):
         if raw := [header[place] for place, value in enumerate(row) if isinstance(value, bytes)]:
             raise ConfigError(f"{path}, row {number}, column {raw[0]!r}: bytes, which are no cell", "Leave it out.")

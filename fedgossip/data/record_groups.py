@@ -125,11 +125,12 @@ def source_digest(source: str) -> str:
     ConfigError.
     """
     kind, _, rest = source.partition(":")
-    path = Path(rest.partition("?")[0]).expanduser()
+    table = table_file(source)[0] if kind in OF_TABLES and rest else None
+    path = table.path if table else Path(rest.partition("?")[0]).expanduser()
     if not rest or not path.is_file():
         return ""
-    if kind in OF_TABLES:
-        return table_digest(CsvColumns(table_file(source)[0]))
+    if table:
+        return table_digest(CsvColumns(table))
     total = hashlib.sha256()
     with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as file:
         while block := file.read(BLOCK):

@@ -4,6 +4,7 @@
     excel:ward.xlsx?label=ill&sheet=Data        a sheet of a workbook
     spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat      `encoding`, if the file does not state it
     sql:ward.db?query=cohort.sql&label=ill      a query's result from a SQLite database; or sql:sqlite:///ward.db
+    sql:postgresql://host/ward?query=cohort.sql&label=ill      the same from a PostgreSQL server
 
 A path without a kind, for a prediction, is read by its suffix.
 """
@@ -57,6 +58,8 @@ class TableFile:
     """Kind as in its source; "": by its suffix."""
     query: Path | None = None
     """The file with the query of a database."""
+    server: str = ""
+    """The address of a database server; `path` is then that of the query."""
 
     def declared_also(self, own: FileDeclaration) -> TableFile:
         """Return the file with its own declarations in place of those for all files."""
@@ -86,11 +89,17 @@ def table_file(source: str) -> tuple[TableFile, Mapping[str, str]]:
     if kind not in OF_TABLES:
         raise ConfigError(f"{source!r} is no table", f"Write csv:PATH?label=COLUMN; or one of {', '.join(OF_TABLES)}.")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    return file_of_options(kind, Path(path), options), {k: v for k, v in options.items() if k not in (*OF_FILE, QUERY)}
+    path, server = database_in(path, options) if kind == SQL else (path, "")
+    return file_of_options(kind, Path(path), options, server), {
+        k: v for k, v in options.items() if k not in (*OF_FILE, QUERY)
+    }
 
 
-def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableFile:
-    """Return the table of a source of this kind.  Raises ConfigError for a suffix or a format of another kind."""
+def file_of_options(kind: str, path: Path, options: Mapping[str, str], server: str = "") -> TableFile:
+    """Return the table of a source of this kind; `server`: the address of a database.
+
+    Raises ConfigError for a suffix or a format of another kind.
+    """
     declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, f"{kind}:{path}")
     if kind in ENDINGS and path.suffix.lower() not in ENDINGS[kind]:
         raise ConfigError(f"{kind}:{path}: a file of {kind} ends in {' or '.join(ENDINGS[kind])}", "Save it as that.")
@@ -98,7 +107,7 @@ def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableF
         text = f"{kind}:{path}: " + ("no query" if kind == SQL else "a query with a file that is no database")
         raise ConfigError(text, "Write sql:DATABASE?query=FILE&label=COLUMN.")
     query = Path(options[QUERY]).expanduser() if kind == SQL else None
-    return TableFile(path.expanduser(), declared, kind, query)
+    return TableFile(path.expanduser(), declared, kind, query, server)
 
 
 def is_table(path: Path) -> bool:
@@ -106,12 +115,29 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in (".csv", *(ending for endings in ENDINGS.values() for ending in endings))
 
 
-def database_path(name: str) -> str:
-    """Return the path of a database from PATH or sqlite:///PATH.  Raises ConfigError for another system."""
+def database_in(name: str, options: Mapping[str, str]) -> tuple[str, str]:
+    """Return the path of a database's file and "", or of its query and the address of its server.
+
+    `name`: PATH, sqlite:///PATH or postgresql://HOST/DATABASE.  Raises ConfigError for another system, and for an
+    address with a password, which the error omits.
+    """
     scheme, mark, rest = name.partition("://")
     if not mark:
-        return name
-    if scheme != "sqlite" or not rest.startswith("/"):
-        text = f"sql:{name}: {scheme} is not supported; a query is of a SQLite file"
+        return name, ""
+    if scheme == "sqlite" and rest.startswith("/"):
+        return rest[1:], ""
+    if scheme not in ("postgresql", "postgres"):
+        text = f"sql:{name}: {scheme} is not supported; a query is of a SQLite file or a PostgreSQL server"
         raise ConfigError(text, "Export the wanted tables, to SQLite or CSV; or write sql:sqlite:///PATH?query=FILE.")
-    return rest[1:]
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and ":" in user:
+        text = "sql: a password in the address of a database, which plans, logs and messages contain"
+        raise ConfigError(text, "Leave it out; put it into ~/.pgpass or PGPASSWORD on the site's machine.")
+    return options.get(QUERY, ""), name
+
+
+def unnamed(server: str) -> str:
+    """Return the address of a database without its user: the same data whoever reads it."""
+    _, mark, rest = server.partition("://")
+    host, slash, name = rest.partition("/")
+    return f"postgresql{mark}{host.rpartition('@')[2].lower()}{slash}{name}"

@@ -73,9 +73,14 @@ def read_csv(
     return from_columns(CsvColumns(file), options, class_names, task)
 
 
-def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
-    """Return the examples of a source of OF_TABLES.  Raises ConfigError, naming the file and the line."""
-    return read_csv(file_of_options(kind, path, options), options, class_names, task)
+def read_table(
+    kind: str, path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str, server: str
+) -> Dataset:
+    """Return the examples of a source of OF_TABLES; `server`: the address of a database, "" for a file.
+
+    Raises ConfigError, naming the file and the line.
+    """
+    return read_csv(file_of_options(kind, path, options, server), options, class_names, task)
 
 
 def from_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:

@@ -32,7 +32,7 @@ from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.columns.formula import write_out
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import SOURCES
-from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
+from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_in
 from fedgossip.experiment.checks import check, check_federated, check_gossip, check_parallel
 from fedgossip.experiment.run_sections import COMPARE, CompareSection, TierSection
 from fedgossip.experiment.sections import (
@@ -349,8 +349,9 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
         kind, colon, rest = source.partition(":")
         if colon and kind in SOURCES and SOURCES[kind].place:
             name, mark, query = rest.partition("?")
-            name = database_path(name) if kind == SQL else name
-            data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{_anchored_query(query, base)}"
+            path, server = database_in(name, {}) if kind == SQL else (name, "")
+            place = server or (base / Path(path).expanduser()).resolve()
+            data[key] = f"{kind}:{place}{mark}{_anchored_query(query, base)}"
 
 
 def _anchored_query(options: str, base: Path) -> str:

@@ -340,8 +340,8 @@ def test_sources_of_other_databases_are_refused_by_name(tmp_path: Path) -> None:
     assert "q.sql: no query: No such file" in refusal(source)
     (tmp_path / "t.db").write_bytes(b"no database" * 100)
     assert "file is not a database" in refusal(asked(tmp_path, QUERY))
-    with pytest.raises(ConfigError, match="postgresql is not supported"):
-        data.load("sql:postgresql://host/db?query=q.sql&label=ill")
+    with pytest.raises(ConfigError, match="mysql is not supported"):
+        data.load("sql:mysql://host/db?query=q.sql&label=ill")
 
 
 TOML = """

@@ -53,6 +53,7 @@ HOMES = {
     "pyarrow": {"data", "lab"},
     "openpyxl": {"data"},
     "pyreadstat": {"data"},
+    "psycopg": {"data"},
     "PIL": {"data"},
     "random": {"learning"},  # whose state a loop of the user's own finds as it left it
 }

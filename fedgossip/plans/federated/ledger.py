@@ -27,7 +27,7 @@ from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.core.machine import NodeId
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.record_groups import fewest_alike
-from fedgossip.data.table_files import OF_TABLES
+from fedgossip.data.table_files import OF_TABLES, SQL, unnamed
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
 from fedgossip.privacy.budget import Spend, TotalBudget, compute_record_cost
@@ -74,11 +74,14 @@ _decoder = msgspec.json.Decoder(LedgerLine)
 
 
 def data_of(source: str, node: NodeId) -> str:
-    """Return the name of the data for a budget: a file's real path without options; otherwise the source as written."""
+    """Return the name of the data for a budget: a file's real path, or a database's address, without options;
+    otherwise the source as written.
+    """
     kind, colon, rest = source.replace(PLACE, str(node)).partition(":")
     if kind not in FILES or not rest:
         return kind + colon + rest
-    return f"{kind}:{os.path.realpath(rest.partition('?')[0])}"
+    place = rest.partition("?")[0]
+    return f"{kind}:{unnamed(place) if kind == SQL and '://' in place else os.path.realpath(place)}"
 
 
 class SpentLedger:
