@@ -160,7 +160,7 @@ def _western(path: Path, content: bytes, at: int) -> tuple[str, list[str]]:
     if strange:
         advice = f'{UTF8}  Or declare it: encoding = "cp1250" (docs/sites/tables.md).'
         raise ConfigError(f"{path}, line {line}: byte {at} is of no text in UTF-8", advice)
-    word = next(one for one in re.findall(r"[^\s,;|\"]+", text) if not one.isascii())
+    word = next(one for one in re.findall(r"[^\s,;|\"]+", text, re.ASCII) if not one.isascii())  # 0xa0 is a space
     return text, [f"{path.name}: not in UTF-8; read as Windows-1252, as {word[:40]!r} in line {line}"]
 
 

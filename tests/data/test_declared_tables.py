@@ -70,6 +70,13 @@ def test_the_export_of_a_german_office_is_read_at_the_first_try(encoding: str, t
     assert table.notes == (guessed if encoding == "cp1252" else ())
 
 
+def test_a_space_without_a_break_alone_is_of_western_letters(tmp_path: Path) -> None:
+    """As between thousands in the export of a French office: the only byte beyond ASCII."""
+    table = read("ville;cas\nLyon;un\xa0peu\nMetz;non\n".encode("cp1252"), tmp_path)
+    assert table.words(0) == ["Lyon", "Metz"]
+    assert [note.partition(", as ")[0] for note in table.notes] == ["t.csv: not in UTF-8; read as Windows-1252"]
+
+
 @pytest.mark.parametrize("titles", ["Klinikum;;\r\nvom 3.2.2025;;\r\n;;\r\n", "sep=;\r\nKlinikum\r\nvom 3.2.2025\r\n"])
 def test_titles_above_an_export_are_left_out_with_a_note(titles: str, tmp_path: Path) -> None:
     table = read((titles + OFFICE).encode(), tmp_path)

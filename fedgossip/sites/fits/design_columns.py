@@ -105,6 +105,17 @@ def has_few_values(agreed: AgreedTable, names: Sequence[str]) -> bool:
     return all(one.categories or levels[one.name] or one.name not in names for one in agreed.encoding.columns)
 
 
+def check_undetermined(agreed: AgreedTable, names: Sequence[str], of: str) -> None:
+    """Raise ConfigError for a design without a column of many values, where each site's likelihood is one of a list.
+
+    A reader who knows how many records of each category a site has finds which of them add up to a sum over sites:
+    few do, also of rounded sums.
+    """
+    if has_few_values(agreed, names):
+        text = f"{of} without a column of many values: its sums would count each site's records by outcome"
+        raise ConfigError(text, "Keep a column of numbers in the model, such as the age; or fit glm, of all records.")
+
+
 def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
     """Return name, low and high of each feature with agreed bounds."""
     there = (one for one in agreed.schema.features if one.low is not None and one.high is not None)

@@ -6,7 +6,8 @@
               s^2 = (sum of w* t_i^2 - (sum of w* t_i)^2 / sum of w*) / ((k - 1) sum of w*),  Student's t of k - 1
 
 All are sums over sites: seven numbers per coefficient, for two unknowns per site, so without a unique solution from
-five sites on; with fewer it is refused.
+five sites on; with fewer it is refused.  Without a column of many values these unknowns are functions of some counts,
+of which few add up to the sums: it is refused too, except of a measurement.
 
 Sources: DerSimonian and Laird, Controlled Clinical Trials 7 (1986); Hartung and Knapp, Statistics in Medicine 20
 (2001); Higgins, Thompson and Spiegelhalter, JRSS A 172 (2009), for the interval of another site.
@@ -24,7 +25,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError, ne
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import RECORDS_EACH
+from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_undetermined
 from fedgossip.sites.fits.families.family import (
     Cell,
     FamilyDesign,
@@ -71,7 +72,11 @@ class MetaAnalysis:
         if agreed.sites < LEAST:
             text = f"a meta-analysis of {agreed.sites} sites: its sums would disclose each site's own estimates"
             raise ConfigError(text, f"It takes {LEAST} sites or more; glm fits all records of fewer together.")
-        return regression_design(self.name, options, agreed)
+        d = regression_design(self.name, options, agreed)
+        (outcome,) = (one for one in agreed.columns if one.label)
+        if family != "linear" or outcome.levels:
+            check_undetermined(agreed, d.columns, self.name)
+        return d
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         each, signed = SumBlock(len(d.columns), positive=True), SumBlock(len(d.columns))

@@ -34,7 +34,7 @@ from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, too_few
+from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, check_undetermined, too_few
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -209,6 +209,7 @@ class MixedLogistic:
         if agreed.records < RECORDS_EACH * (many := len(d.columns) + 2):
             text = f"{agreed.records} records for {many} parameters: sums of products would disclose single ones"
             raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each are needed.")
+        check_undetermined(agreed, d.columns, self.name)
         return d
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
