@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_sites import ALIKE, SITES
+from fit_sites import ALIKE, IMPUTED, SITES
 from lying import Hall
 
 from fedgossip.algorithms.federated.base import Aggregate
@@ -23,12 +23,13 @@ from fedgossip.sites.evaluation.evaluation_sums import ROUNDS, EvaluationLayout,
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout
+from fedgossip.sites.fits.imputation.imputed_sums import ImputedLayout
 from fedgossip.sites.fits.tree_sums import GrowingTrees, TreesLayout
 from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.plans.statistics import statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import asking, plan_of_sums
 
-KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth", *ALIKE)
+KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth", IMPUTED, *ALIKE)
 JUDGED = ("agree", "evaluate", "evaluate with noise")
 """Other sums over sites: of statistics, and of a model's answers."""
 Made = tuple[Any, Any, Any]
@@ -134,6 +135,11 @@ def far_out(hall: FitHall, random: np.random.Generator) -> Vector:
         begin = hall.layout.of_round(last).start
         column = int(random.integers(1, width))
         numbers[begin + 4 + column] += int(random.choice([-1, 1])) * (int(random.integers(2000, 20000)) << 104)
+        return as_vector(words_of(numbers))
+    if isinstance(hall.layout, ImputedLayout) and hall.round > 1:
+        numbers = integers_of(words_in(hall.x))  # type: ignore[arg-type]
+        of_last = hall.layout.imputation.of_round(hall.round - 1)
+        numbers[int(random.integers(of_last.start + 2, of_last.stop))] += int(random.integers(2000, 20000)) << 104
         return as_vector(words_of(numbers))
     if isinstance(hall.layout, CoxLayout):
         state = FittedHazards(hall.layout, hall.x)

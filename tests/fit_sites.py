@@ -42,6 +42,8 @@ ALIKE = {
     "elastic-net": ("glm", "elastic-net?family=logistic&path=3&folds=2"),
 }
 """Kinds of fit of the statistics that another has agreed on, and their model.source."""
+IMPUTED = "imputed"
+"""A kind of fit of the tables `gaps-N.csv`, with empty cells."""
 
 
 def own_tables(name: str, query: str, *, agreed: str = "", source: str = "", more: str = "", least: int = 3) -> str:
@@ -76,6 +78,35 @@ def patients(path: Path, seed: int) -> None:
             writer.writerow([age, arm, int(np.ceil(min(time, end))), int(time <= end), ill])
 
 
+def with_gaps(path: Path, seed: int, rows: int = 60, *, gaps: bool = True) -> None:
+    """Write records with empty cells of a number and of yes or no, more of them where another column is large."""
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "bmi", "smoker", "cost", "visits", "ill"])
+        for _ in range(rows):
+            age = rng.normal(60, 10)
+            smoker = rng.random() < 1 / (1 + np.exp(-(age - 60) / 20))
+            bmi = 25 + 0.1 * (age - 60) + 2 * smoker + rng.normal(0, 3)
+            eta = 0.04 * (age - 60) + 0.15 * (bmi - 25) + 0.6 * smoker
+            ill = rng.random() < 1 / (1 + np.exp(0.5 - eta))
+            cost, visits = 50 + 4 * eta + rng.normal(0, 3), rng.poisson(np.exp(1 + eta / 4))
+            empty = gaps & (rng.random(2) < [0.1 + 0.3 * (cost > 51), 0.2])
+            weight = "" if empty[0] else f"{bmi:.2f}"
+            smokes = "" if empty[1] else "yes" if smoker else "no"
+            writer.writerow([f"{age:.1f}", weight, smokes, f"{cost:.3f}", visits, "yes" if ill else "no"])
+
+
+def imputed_tables(folder: Path) -> str:
+    """Write the tables of all sites with gaps; return an experiment of a logistic fit, with three drawn tables."""
+    for site in range(SITES):
+        with_gaps(folder / f"gaps-{site}.csv", site, 50 + 10 * site)
+    with_gaps(folder / "gaps.csv", 99, gaps=False)
+    more = 'missing = "impute:3"'
+    text = own_tables(IMPUTED, "label=ill&drop=cost,visits", source="glm:logistic", more=more)
+    return text.replace("site-{peer}", "gaps-{peer}").replace("csv:test.csv", "csv:gaps.csv")
+
+
 def every_kind(folder: Path) -> Path:
     """Write the tables of all sites, and an experiment of each kind of fit with what was agreed; return the folder."""
     for site in range(SITES):
@@ -85,6 +116,8 @@ def every_kind(folder: Path) -> Path:
         more = '[task]\nkind = "regression"\n' if query == TIMES else ""
         (folder / f"{kind}.toml").write_text(own_tables(kind, query, source=SOURCE[kind], more=more))
         assert typed(["data", "agree", f"{kind}.toml"], folder).code == 0
+    (folder / f"{IMPUTED}.toml").write_text(imputed_tables(folder))
+    assert typed(["data", "agree", f"{IMPUTED}.toml"], folder).code == 0
     for kind, (other, source) in ALIKE.items():
         text = (folder / f"{other}.toml").read_text()
         text = text.replace(f'name = "{other}"', f'name = "{kind}"').replace(SOURCE[other], source)
@@ -94,7 +127,7 @@ def every_kind(folder: Path) -> Path:
 
 def files(kind: str) -> list[str]:
     """Return what all have of a fit."""
-    return [f"{kind}.toml", f"{ALIKE.get(kind, (kind,))[0]}.json", "test.csv"]
+    return [f"{kind}.toml", f"{ALIKE.get(kind, (kind,))[0]}.json", "gaps.csv" if kind == IMPUTED else "test.csv"]
 
 
 def machines(folder: Path, where: Path, files: Sequence[str], address: str = "") -> list[Path]:
@@ -106,7 +139,8 @@ def machines(folder: Path, where: Path, files: Sequence[str], address: str = "")
     found, keys = [where / f"machine{node}" for node in range(SITES + 1)], []
     for node, machine in enumerate(found):
         machine.mkdir()
-        for name in (*files, *([f"site-{node}.csv"] if node < SITES else [])):
+        own = [f"site-{node}.csv", f"gaps-{node}.csv"] if node < SITES else []
+        for name in (*files, *(one for one in own if (folder / one).exists())):
             shutil.copy(folder / name, machine)
         at = ["--client"] if node < SITES else ["--address", address]
         keys.append(typed(["keys", "new", "--id", str(node), *at], machine).out)

@@ -19,9 +19,19 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import MOST, Limit, Within, limits_of
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.messages import WORKERS_MAX
-from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of, sets_of
 from fedgossip.data.custom import is_function
-from fedgossip.data.objectives import CONVEX, KINDS, OF_FORMULAS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
+from fedgossip.data.objectives import (
+    CONVEX,
+    GLM,
+    KINDS,
+    OF_FORMULAS,
+    SPARSE,
+    SUMS,
+    check_metrics,
+    is_of_model,
+    objective_of,
+)
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.run_sections import (
@@ -592,6 +602,9 @@ def _check_agreed(e: Experiment, where: str) -> None:
     if data.partition.get("kind") != "own":
         advice = f'Name a file of each site, data.source = "csv:site-{PLACE}.csv?label=COLUMN"; else ?scale=standard.'
         raise ConfigError(f'{where}: data.scale = "{FEDERATED}" is for sites with files of their own', advice)
+    if sets_of(data.missing) and e.model.source.partition(":")[0] != GLM:
+        text = f'{where}: data.missing = "{data.missing}" with model.source = "{e.model.source}"'
+        raise ConfigError(text, 'Of imputed tables glm:... is fitted: set data.missing = "mean" or "drop".')
     if data.missing == DROP and data.groups:
         text = f'{where}: data.groups with data.missing = "{DROP}", which leaves records out'
         raise ConfigError(text, 'Set data.missing = "mean" or "indicator", or leave data.groups out.')

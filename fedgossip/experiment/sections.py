@@ -255,11 +255,11 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """
     agreed: str = run_format.AGREED
     """File of these statistics, relative to the experiment file."""
-    missing: Annotated[str, OneOf(MISSING)] = REFUSE
+    missing: Annotated[str, KnownNames(MISSING)] = REFUSE
     """With scale = "federated", treatment of an empty cell of a feature.  refuse: the table is refused.  mean: the mean
     of its column over all sites.  indicator: the same, with a further feature set to 1 for an empty cell, if at least
     `suppress` records at three sites or more have one.  drop: rows with an empty cell or label are left out and
-    counted.
+    counted.  impute:K: of a fit of glm:..., cells are drawn K times by chained equations, and K fits pooled.
     """
     where: str = ""
     """With scale = "federated", condition on the records of every site, "age >= 18 and ward != north": the other

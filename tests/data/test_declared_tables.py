@@ -690,7 +690,7 @@ def test_too_few_dropped_records_are_not_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (["data.missing=impute:5"], "impute:5"),
+        (["data.missing=impute:1"], "impute:1"),
         (["data.missing=drop", "data.groups=ward"], "data.groups with data.missing"),
     ],
 )

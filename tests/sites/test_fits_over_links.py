@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import typed
-from fit_sites import SITES, by_hand, every_kind, files, fit_on, machines
+from fit_sites import IMPUTED, SITES, by_hand, every_kind, files, fit_on, machines
 from relays import relay_running
 from web_proxies import Authority, proxy_running
 
@@ -18,7 +18,8 @@ from fedgossip.base.errors import NetworkError
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
-FILE |= dict.fromkeys(("table1", "firth"), "tables.json") | dict.fromkeys(("cox-robust", "fine-gray"), "fit.json")
+FILE |= dict.fromkeys(("table1", "firth"), "tables.json")
+FILE |= dict.fromkeys(("cox-robust", "fine-gray", IMPUTED), "fit.json")
 
 
 @pytest.fixture(scope="module")

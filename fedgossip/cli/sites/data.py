@@ -217,8 +217,6 @@ def _write(
 def _show(table: AgreedTable, sites: int) -> None:
     import msgspec
 
-    from fedgossip.data.columns.table_schema import INDICATOR
-
     margin = table.records_margin
     records = format_with_margin(table.records, margin if isinstance(margin, float) else None)
     echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are withheld")
@@ -227,10 +225,11 @@ def _show(table: AgreedTable, sites: int) -> None:
     if table.dropped is not msgspec.UNSET:
         few = f"fewer than {table.suppress}" if table.dropped is None else str(table.dropped)
         echo(f"{few} records with an empty cell are left out of all figures")
-    if table.schema.missing == INDICATOR:
+    if table.schema.counts_empty:
+        what = "to draw them" if table.schema.sets else "for a feature"
         for one in table.columns:
-            if not one.label and not one.indicated and one.missing != 0:
-                echo(f"column {one.name!r}: too few empty cells, or too few sites with one, for a feature", err=True)
+            if not one.label and not (one.indicated or one.imputed) and one.missing != 0:
+                echo(f"column {one.name!r}: too few empty cells, or too few sites with one, {what}", err=True)
     if table.noise:
         echo(NOISY.format(noise=table.noise), err=True)
     for name in table.drowned:

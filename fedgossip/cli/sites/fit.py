@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedgossip.sites.fits.cox.cox_result import CoxFit
     from fedgossip.sites.fits.families.family import FamilyFit
     from fedgossip.sites.fits.glm.glm_result import Coefficient, GlmFit
+    from fedgossip.sites.fits.imputation.rubin import Pooling
     from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
     from fedgossip.sites.fits.tree_result import TreesFit
     from fedgossip.sites.plans.sums import PlannedFit
@@ -191,13 +192,15 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     lines = [f"{d.of_family.title} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
-    statistic = "t" if (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" else "z"
-    lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
+    of_t = (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" or found.pooling
+    lines += table_of(found.coefficients, "t" if of_t else "z", RATIO.get(d.family))
+    lines += _pooled(found.pooling) if found.pooling else []
     lines += remarks(d.against, d.constant, found.silent)
     lines += [f"{what}: {one.name}" for what, one in (("offset", d.offset), ("weights", d.weights)) if one]
     lines += _glm_tests(found)
     lines += [text] if (text := rounding(found)) else []
     null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
+    null += ", means over the tables" if found.pooling else ""
     if d.family == "linear":
         share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
         explained = "" if share is None else f", R² {share:.4f}"
@@ -205,6 +208,17 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
         return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
     aic = "" if found.aic is None else f", AIC {found.aic:.6g}"
     return [*lines, f"deviance {found.deviance:.6g}{null}{aic}"]
+
+
+def _pooled(pooling: Pooling) -> list[str]:
+    head = ["column", "within", "between", "total", "degrees", "missing information"]
+    rows = [
+        [one.name, *map(short, (one.within, one.between, one.total)), f"{one.free:.4g}",
+         f"{100 * one.missing_information:.1f} %"]
+        for one in pooling.variances
+    ]  # fmt: skip
+    table = ["variances of the estimates", columns([head, *rows])] if rows else []
+    return [*table, *pooling.lines]
 
 
 DISPERSED = 1.5
@@ -216,7 +230,8 @@ def _glm_tests(found: GlmFit) -> list[str]:
     for one in found.tests:
         test = chi_squared(one.statistic, one.freedom, one.p)
         if one.free is not None:
-            test = f"F {one.statistic:.4g} of {one.freedom} and {one.free} degrees of freedom, p {chance(one.p)}"
+            free = f"{one.free:.4g}" if isinstance(one.free, float) else one.free
+            test = f"F {one.statistic:.4g} of {one.freedom} and {free} degrees of freedom, p {chance(one.p)}"
         name = "all columns, likelihood ratio" if one.name == "likelihood ratio" else f"{one.name}, Wald"
         lines.append(f"{name}: {test}")
     if found.pearson is not None and found.free > 0:

@@ -124,12 +124,19 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether an empty cell is a separate feature: with enough records, at enough sites."""
     rare: bool = False
     """Whether one of these values has fewer than `suppress` records, at the histogram's resolution."""
+    imputed: bool = False
+    """Whether empty cells are drawn: with enough records, at enough sites."""
 
     @property
     def spectrum(self) -> tuple[int, ...]:
         """How many records have each of `codes`, in ascending order; () if unknown."""
         found = tuple(one for one in self.counts if one)
         return found if self.codes and len(found) == self.levels and sum(found) == self.count else ()
+
+    @property
+    def is_two_valued(self) -> bool:
+        """Whether its filled cells have one of two known values."""
+        return len(self.categories) == 2 or (self.levels == 2 and bool(self.codes))
 
     @property
     def is_coded(self) -> bool:
@@ -163,7 +170,7 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def fills(self) -> bool:
         """Whether empty cells have a number in a fit."""
-        return self.schema.missing in (MEAN, INDICATOR)
+        return self.schema.missing == MEAN or self.schema.counts_empty
 
     @property
     def digest(self) -> str:
@@ -245,8 +252,9 @@ def agreed_of(
         else _agree_numbers(one, numbers, suppress, common, levels)
         for one in schema.columns
     )  # fmt: skip
-    if schema.missing == INDICATOR:
-        columns = tuple(_indicated(one, numbers, suppress) for one in columns)
+    if schema.counts_empty:
+        what = "indicated" if schema.missing == INDICATOR else "imputed"
+        columns = tuple(_often_empty(one, numbers, suppress, what) for one in columns)
     margin: float | msgspec.UnsetType = msgspec.UNSET
     if noise:
         margins = [margins_of(one, numbers, layout) for one in schema.columns]
@@ -265,10 +273,11 @@ def _dropped(schema: TableSchema, numbers: Numbers, suppress: int) -> int | msgs
     return None if is_small(dropped, suppress) else dropped
 
 
-def _indicated(column: AgreedColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+def _often_empty(column: AgreedColumn, numbers: Numbers, suppress: int, what: str) -> AgreedColumn:
+    """Return a column with the flag `what`, if enough records at enough sites are empty: sums may differ by them."""
     enough = not column.label and numbers[column.name, "at", NOBODY] >= SITES
     there = column.missing is not None and column.missing >= suppress and column.count >= suppress
-    return msgspec.structs.replace(column, indicated=True) if enough and there else column
+    return msgspec.structs.replace(column, **{what: True}) if enough and there else column
 
 
 def _agree_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.suppression import EDGES, ColumnSums
-from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, SchemaColumn, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import DROP, MEAN, SchemaColumn, SiteColumns, TableSchema
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.primitives import Entropy
@@ -69,7 +69,7 @@ def length_of(schema: TableSchema, round: int) -> float:
     """Return the maximum length of one record's contribution to the numbers of a round, in their units."""
     if round:
         return math.sqrt(len(schema.columns))
-    gaps = schema.missing in (MEAN, INDICATOR)
+    gaps = schema.missing == MEAN or schema.counts_empty
     return math.sqrt(1 + sum((gaps and not one.label) if one.categories else 2 for one in schema.columns))
 
 
@@ -172,7 +172,7 @@ class SumLayout:
             found["dropped",] = RECORDS
         for one in self.schema.columns:
             found[one.name, "missing"] = RECORDS
-            if self.schema.missing == INDICATOR and not one.label:
+            if self.schema.counts_empty and not one.label:
                 found[one.name, "at", NOBODY] = 1
             if one.categories:
                 found |= {(one.name, "at", category): 1 for category in one.categories}
@@ -282,7 +282,7 @@ def first_sums(site: SiteColumns) -> dict[Name, int]:
     for one in site.schema.columns:
         cells = site.cells[one.name]
         found[one.name, "missing"] = sum(cell is None for cell in cells)
-        if site.schema.missing == INDICATOR and not one.label:
+        if site.schema.counts_empty and not one.label:
             found[one.name, "at", NOBODY] = int(found[one.name, "missing"] > 0)
         if one.categories:
             found |= {(one.name, "at", category): int(category in cells) for category in one.categories}

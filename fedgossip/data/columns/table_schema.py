@@ -41,7 +41,12 @@ MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 DROP, INDICATOR = "drop", "indicator"
 KEEP = "keep"
 """Option of a table that lists its columns of features; `drop` lists the other columns."""
-MISSING = (REFUSE, MEAN, DROP, INDICATOR)
+IMPUTE = "impute"
+SETS = (2, 20)
+"""Least and greatest K of impute:K: the variance between sets needs two."""
+MISSING = {
+    REFUSE: "", MEAN: "", DROP: "", INDICATOR: "", f"{IMPUTE}:K": f"K from {SETS[0]} to {SETS[1]}",
+}  # fmt: skip
 """Treatments of an empty cell of a feature."""
 FEDERATED, TEST = "federated", "test"
 LEVELS = 10
@@ -204,7 +209,7 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
     """Treatment of an empty cell: "refuse": an error; "mean": its column's; "indicator": the same, with a feature that
-    is 1 for it; "drop": rows with an empty cell, or an empty label, are omitted.
+    is 1 for it; "drop": rows with an empty cell, or an empty label, are omitted; "impute:K": drawn K times.
     """
     query: str | msgspec.UnsetType = msgspec.UNSET
     """A hash of the text of the query with which sites read their tables."""
@@ -220,8 +225,32 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(one for one in self.columns if one.label)
 
     @property
+    def sets(self) -> int:
+        """Number of tables with drawn cells in place of empty ones; 0: none is drawn."""
+        return sets_of(self.missing)
+
+    @property
+    def counts_empty(self) -> bool:
+        """Whether the sums of the statistics count the sites with an empty cell in each column."""
+        return self.missing == INDICATOR or self.sets > 0
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+
+
+def sets_of(missing: str) -> int:
+    """Return K of "impute:K", 0 of another treatment of empty cells.  Raises ConfigError for one that is not known."""
+    word, colon, number = missing.partition(":")
+    if not colon and word in MISSING:
+        return 0
+    low, high = SETS
+    if word == IMPUTE:
+        if number.isascii() and number.isdigit() and low <= int(number) <= high:
+            return int(number)
+        text = f"data.missing = {missing!r}: K tables, {low} to {high}, are drawn, and the variance between them counts"
+        raise ConfigError(text, f'Write data.missing = "{IMPUTE}:5", or another number in place of 5.')
+    raise ConfigError(f"data.missing = {missing!r} is not known", nearest(missing, MISSING))
 
 
 def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:

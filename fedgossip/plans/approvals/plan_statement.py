@@ -28,7 +28,7 @@ from fedgossip.base.version import __version__
 from fedgossip.core.task import LocalTask
 from fedgossip.data.agreed import agreed_table
 from fedgossip.data.columns.declarations import OWN, declared_columns
-from fedgossip.data.columns.table_schema import DROP, FEDERATED, INDICATOR, MEAN, SchemaColumn, TableSchema
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, IMPUTE, INDICATOR, MEAN, SchemaColumn, TableSchema
 from fedgossip.data.custom import modules_of
 from fedgossip.data.objectives import EVALUATION, STATISTICS, SUMS
 from fedgossip.data.partitions import PLACE
@@ -261,8 +261,9 @@ EMPTY_CELLS = {
     MEAN: "  An empty cell counts as the mean of its column.",
     INDICATOR: "  An empty cell counts as the mean of its column, and as a feature of its own where enough have one.",
     DROP: "  Records with an empty cell are left out{}.",
+    IMPUTE: "  Empty cells are drawn, {sets} times, by models of the other columns; the drawn tables stay at the site.",
 }
-"""Treatment of empty cells, by data.missing."""
+"""Treatment of empty cells, by the first word of data.missing."""
 PROBLEMS = ("averaging", "quadratic")
 """Tasks with a known solution, which use no data."""
 
@@ -346,7 +347,8 @@ def _describe_source(statement: PlanStatement) -> str:
     left_out = (
         ", too few to publish how many" if table.dropped is None else f": {table.dropped}" if table.dropped else ""
     )
-    missing = EMPTY_CELLS.get(data.get("missing", ""), "").format(left_out)
+    word, _, sets = data.get("missing", "").partition(":")
+    missing = EMPTY_CELLS.get(word, "").format(left_out, sets=sets)
     rewritten = [
         name for name, keys in data.get("columns", {}).items() if declared_columns({name: keys})[name].rewrites
     ]

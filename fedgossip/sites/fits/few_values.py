@@ -113,12 +113,13 @@ def few_share(
         codes = (0.0, 1.0, 1.0) if of_words else _codes(column, records, counts[0, at], counts[at, at])
         if codes is None:
             plain = True
-        elif not codes or (column and column.missing != 0 and not (of_words and column.indicated) and agreed.fills):
+        elif not codes or (column and agreed.fills and _is_mixed(column, of_words=of_words)):
             unclear.append(term)
         elif of_words:
             words.append(np.concatenate([one[:1] - x.sum(axis=0), x]))
         else:
-            scores.append((x, _Score(codes[0], codes[1], codes[2], column.spectrum if column else ())))
+            known_counts = column.spectrum if column and not column.imputed else ()
+            scores.append((x, _Score(codes[0], codes[1], codes[2], known_counts)))
     tables = [a @ counts @ b.T for a, b in itertools.combinations(words, 2)] + [
         of @ a.T for of in classes for a in words
     ]
@@ -135,6 +136,12 @@ def few_share(
         text = f"column {unclear[0]!r}: few values, unevenly spaced or with empty cells filled, and no column of many"
         raise TrainingError(text, UNCLEAR.format(unclear[0]))
     return few or bool(unclear)
+
+
+def _is_mixed(column: AgreedColumn, *, of_words: bool) -> bool:
+    """Return whether other numbers than a column's few stand in its empty cells."""
+    own = (of_words and column.indicated) or (column.imputed and column.is_two_valued)
+    return column.missing != 0 and not own
 
 
 def is_coarse(design: ScaledColumns, agreed: AgreedTable) -> bool:

@@ -5,6 +5,7 @@ FAMILIES has a row for each family of statistics (`sites/fits/families`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import tempfile
@@ -31,6 +32,7 @@ from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.columns.table_schema import (
     SchemaColumn,
     categories_in,
+    sets_of,
 )
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CLASSIFICATION, COX, GLM, REGRESSION, SURVIVAL, TABLES
@@ -71,7 +73,7 @@ from fedgossip.sites.fits.families.mixed_logistic import MixedLogistic
 from fedgossip.sites.fits.families.multinomial import Multinomial, Ordinal
 from fedgossip.sites.fits.families.table_one import TableOne
 from fedgossip.sites.fits.glm import glm, glm_result
-from fedgossip.sites.fits.glm.glm import scaled
+from fedgossip.sites.fits.glm.glm import Values, scaled
 from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, layer_of
 from fedgossip.sites.fits.glm.glm_sums import (
     QUASI,
@@ -84,12 +86,15 @@ from fedgossip.sites.fits.glm.glm_sums import (
     known_outcomes,
     uneven_at,
 )
+from fedgossip.sites.fits.imputation.rubin import Pooling
 from fedgossip.sites.fits.survival import survival_curves, survival_sums
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes, SurvivalTask
 from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of
+from fedgossip.sites.plans.imputed import imputed_run
 from fedgossip.sites.plans.statistics import agreed_from, stated_statistics, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import (
+    ImputedFits,
     PlannedFit,
     SumsRun,
     layer_model,
@@ -248,13 +253,27 @@ def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRec
 
 
 def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> GlmFit | None:
-    found = glm_result.fit_of(layout, vector, least, agreed)
+    return _pooled_fit(layout, agreed, [vector], least)
+
+
+def _pooled_fit(
+    layout: GlmLayout, agreed: AgreedTable, vectors: Sequence[Vector], least: int, pooling: Pooling | None = None
+) -> GlmFit | None:
+    found = glm_result.pooled_fit_of(layout, vectors, least, agreed, pooling)
     return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
+
+
+def _completed(layout: GlmLayout, records: SiteRecords, features: Values) -> SiteRecords:
+    return dataclasses.replace(records, x=scaled(layout.design, features))
 
 
 def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:
     fit = _fit(layout, agreed, vector, 1)
-    if fit is None or not fit.converged:
+    return None if fit is None else _model_of(fit, agreed)
+
+
+def _model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel | None:
+    if not fit.converged:
         return None
     d, eta = fit.design, np.array(fit.eta)
     if d.offset:  # one more column, of the coefficient 1
@@ -266,7 +285,7 @@ def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel
 
 GLM_RUN = SumsRun(
     GLM, GLM, FIT, _kinds, _layout, lambda layout: layout.rounds, _records,
-    GlmTask, _fit, model=_model,
+    GlmTask, _fit, model=_model, imputed=ImputedFits(_completed, _pooled_fit, _model_of),
 )  # fmt: skip
 
 COX_STEPS = 16
@@ -458,8 +477,8 @@ def is_fit(experiment: Experiment) -> bool:
 
 def planned_fit(experiment: Experiment) -> PlannedFit:
     """Return the planned fit of an experiment.  Raises ConfigError as `planned`, and if model.source names none."""
-    run = run_of(experiment)
-    return planned(run if run is not None else FITS[0], experiment)
+    run = run_of(experiment) or FITS[0]
+    return planned(imputed_run(run) if sets_of(experiment.data.missing) else run, experiment)
 
 
 def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Sequence[float]]) -> bool:

@@ -18,7 +18,7 @@ from fedgossip.data.agreed.agreed_table import (
 )
 from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
 from fedgossip.data.agreed.sums_task import Draw, draw_system_entropy
-from fedgossip.data.columns.table_schema import DROP, FEDERATED, INDICATOR, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, SiteColumns, TableSchema
 from fedgossip.data.objectives import STATISTICS
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
@@ -69,7 +69,7 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
         parts.append(f"of columns of categories ({categories}) how many records and sites have each")
     if task.layout.schema.missing == DROP:
         parts.append("how many records are left out for an empty cell")
-    if task.layout.schema.missing == INDICATOR:
+    if task.layout.schema.counts_empty:
         parts.append("how many sites have empty cells in each")
     first = ("first at how many sites data.where leaves out records",) if task.layout.asks_before else ()
     return (*first, ", ".join([*parts, "and how many cells are empty"]))

@@ -40,6 +40,7 @@ from fedgossip.plans.tasks import released_rows, schema_of_experiment, site_file
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import tensors_of
+from fedgossip.sites.fits.imputation.rubin import Pooling
 
 Site = TypeVar("Site")
 Task = TypeVar("Task", bound=SumsTask)
@@ -137,6 +138,18 @@ def summed_here(plan: FederationPlan, task: SumsTask, held: Sequence[NodeId]) ->
 
 
 @dataclass(frozen=True)
+class ImputedFits:
+    """How a kind of fit is fitted to K tables, whose empty cells are drawn (`sites.plans.imputed`)."""
+
+    records: Callable[[Any, Any, Values], Any]
+    """Returns a site's records of a layout with these features, [m, all], in their own units."""
+    result: Callable[[Any, AgreedTable, Sequence[Vector], int, Pooling], Any]
+    """Returns the file's contents by the layout, pooled over the sums of each table, [K]; as `SumsRun.result`."""
+    model: Callable[[Any, AgreedTable], WholeModel | None]
+    """Returns the model of a result."""
+
+
+@dataclass(frozen=True)
 class SumsRun:
     """One kind of fit by sums.  A layout has `design` (with a `digest`), `exact`, and `opened`: the sums, in words."""
 
@@ -164,6 +177,8 @@ class SumsRun:
     """Returns the coordinator's rule for the next model; without it sums are added at their positions."""
     model: Callable[[Any, AgreedTable, Vector], WholeModel | None] | None = None
     """Returns the model for `fedgossip predict` and `evaluate`; without it the result is no model."""
+    imputed: ImputedFits | None = None
+    """Without it there is no fit of drawn cells."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
 from fedgossip.sites.fits.fit_files import AnyFit
 from fedgossip.sites.fits.glm import glm_result
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
+from fedgossip.sites.fits.imputation.rubin import Pooling
 from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
         _estimates(fit.coefficients, RATIO.get(d.family)),
         _of_ratios(fit.coefficients, RATIO[d.family]) if d.family in RATIO else None,
         _remarks(d.against, fit.silent),
+        *(_pooled(fit.pooling) if fit.pooling else []),
         paragraph(
             "  ".join(f"{what}: {one.name}." for what, one in (("Offset", d.offset), ("Weights", d.weights)) if one)
         )
@@ -86,6 +88,16 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
         else None,
         _tests(fit),
     ]
+
+
+def _pooled(pooling: Pooling) -> list[Markup]:
+    words = paragraph("  ".join(f"{text[0].upper()}{text[1:]}." for text in pooling.lines))
+    head = ["Column", "Variance within", "Between", "Total", "Degrees of freedom", "Missing information"]
+    rows = [
+        [one.name, *map(number, (one.within, one.between, one.total, one.free)), percent(one.missing_information)]
+        for one in pooling.variances
+    ]
+    return [words, table(head, rows, 1)] if rows else [words]
 
 
 def _tests(fit: GlmFit) -> Markup | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgossip.core.glossary import used_in
 from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, REFUSE
+from fedgossip.data.columns.table_schema import DROP, IMPUTE, INDICATOR, MEAN, REFUSE
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, draw, legend_above
 from fedgossip.report.page.markup import (
@@ -383,6 +383,7 @@ MISSING_WORDS = {
     MEAN: " An empty cell counts as the mean of its column.",
     INDICATOR: " An empty cell counts as the mean of its column, and as a feature of its own where enough have one.",
     DROP: " Records with an empty cell take no part.",
+    IMPUTE: " Empty cells are drawn several times, by models of the other columns, and the fits pooled.",
 }
 
 
@@ -405,7 +406,7 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     text = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
     if statistics.schema.where:
         text += f" Only records with {statistics.schema.where.text} take part."
-    text += MISSING_WORDS[statistics.schema.missing]
+    text += MISSING_WORDS[statistics.schema.missing.partition(":")[0]]
     if isinstance(dropped := statistics.dropped, int):
         text += f" {count(dropped)} records were left out for an empty cell."
     heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]

@@ -32,6 +32,7 @@ from fedgossip.sites.fits.glm.glm import (
     rank_of,
 )
 from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout, LastSums
+from fedgossip.sites.fits.imputation.rubin import PooledEstimates, Pooling, pooled
 
 FORMAT = 2
 INTERCEPT = "(intercept)"
@@ -77,7 +78,7 @@ class TermTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     freedom: int
     """Number of independent coefficients."""
     p: float
-    free: int | None = None
+    free: int | float | None = None
     """Second degrees of freedom of F; None for a chi squared."""
 
 
@@ -121,6 +122,8 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Tests of all columns and of each column of several categories; none if errors are rounded."""
     rounded: bool = False
     """Whether deviances, or also estimates, are rounded: exact ones would disclose counts below `data.suppress`."""
+    pooling: Pooling | msgspec.UnsetType = msgspec.UNSET
+    """Of a fit to several tables with drawn cells, whose deviances, dispersion and X^2 are means over tables."""
 
     @property
     def free(self) -> int:
@@ -129,7 +132,14 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def fit_of(layout: GlmLayout, vector: Vector, least: int, agreed: AgreedTable) -> GlmFit | None:
-    """Return the fit of the sums; None after too few complete rounds.
+    """Return the fit of the sums, as `pooled_fit_of`."""
+    return pooled_fit_of(layout, [vector], least, agreed)
+
+
+def pooled_fit_of(
+    layout: GlmLayout, vectors: Sequence[Vector], least: int, agreed: AgreedTable, pooling: Pooling | None = None
+) -> GlmFit | None:
+    """Return the fit of the sums of one table; with `pooling` of several, pooled.  None after too few complete rounds.
 
     If few records share two categories, or a category and an outcome (`few_share`), or all columns are of few values
     and further sums of residuals would count these (`is_coarse`), errors have two digits, estimates one more, deviances
@@ -140,52 +150,63 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, agreed: AgreedTable) -
     of the outcome's counts are published, quantities that disclose the sum of all outcomes are rounded too: a linear
     model's intercept of scaled columns, another model's variance of it.
     """
-    design, state, last = layout.design, layout.reached(vector, layout.rounds), layout.last(vector)
-    counted = agreed.counted_outcome(design.family)
-    if state is None or state.sums is None:
+    design, counted = layout.design, agreed.counted_outcome(layout.design.family)
+    tables = [one for one in (_ended(layout, vector) for vector in vectors) if one is not None]
+    if len(tables) < len(vectors):
         return None
-    if layout.has_last and last is None and (design.errors or design.of_family.disperses):
-        return None
-    sums, rank = state.sums, rank_of(state.sums.information)
+    sums, last, rank = tables[0].sums, tables[0].last, min(one.rank for one in tables)
     free, turned = sums.records - rank, in_units(design)
-    found = _solution(layout, state, sums, last, free)
+    found, several = _pooled(tables)
     if counted:
         found = _without_sum(layout, counted, found, free)
     estimates, spread = turned @ found.best, _turned(turned, found.spread)
     errors = np.sqrt(np.diag(spread))
     best, dispersion = found.best, found.dispersion
-    if few := _few_share(layout, vector, state.first, agreed) or (layout.has_last and is_coarse(design, agreed)):
+    deviance, least_loss = (mean_of([getattr(one.sums, name) for one in tables]) for name in ("deviance", "least"))
+    in_turn = several.turned(turned) if several else None
+    shares = [_few_share(layout, vector, one.state.first, agreed) for vector, one in zip(vectors, tables, strict=True)]
+    if few := any(shares) or (layout.has_last and is_coarse(design, agreed)):
         errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
         estimates = np.array([rounded_to(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
         spread[~np.eye(len(errors), dtype=bool)] = math.nan
         dispersion = rounded_to(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
-    losses = _Losses(sums.deviance, dispersion * math.sqrt(2 * max(free, 1)), few, counted is not None)
+    losses = _Losses(deviance, dispersion * math.sqrt(2 * max(free, 1)), few, counted is not None)
     names, of_t = (INTERCEPT, *design.columns), free if _uses_t(layout) else None
-    first = state.first if state.first is not None and state.first.records == sums.records else None
+    of_each: Sequence[float | None] = [of_t] * len(names)
+    if in_turn is not None:
+        of_each = [float(f"{one:.2g}") if few else one for one in in_turn.free(free).tolist()]
+    first = tables[0].state.first
+    first = first if first is not None and first.records == sums.records else None
     if design.offset and design.family == "logistic":  # its first point ignores the offset
         first = None
-    tests = () if few else _tests(design, estimates, spread, of_t, _ratio(design, first, sums))
+    ratio = None if several else _ratio(design, first, sums)
+    tests = () if few or (several and counted) else _tests(design, estimates, spread, of_t, ratio, in_turn)
+    converged = all(one.state.converged for one in tables)
+    if pooling is not None and in_turn is not None and converged and not (few or counted):
+        pooling = msgspec.structs.replace(pooling, variances=in_turn.variances(names, free))
+    silent = sorted({place for one in tables for place in one.state.silent})
     return GlmFit(
         design=design,
         sites=sums.sites,
         least=least,
         records=sums.records,
-        steps=state.steps,
-        converged=state.converged,
-        deviance=losses.publish(sums.deviance),
+        steps=max(one.state.steps for one in tables),
+        converged=converged,
+        deviance=losses.publish(deviance),
         null_deviance=None if first is None else losses.publish_null(first.deviance),
-        aic=None if design.of_family.disperses else losses.publish(sums.deviance + sums.least) + 2 * rank,
+        aic=None if several or design.of_family.disperses else losses.publish(deviance + least_loss) + 2 * rank,
         dispersion=dispersion,
-        coefficients=tuple(coefficient(*one, of_t) for one in zip(names, estimates, errors, strict=True)),
+        coefficients=tuple(coefficient(*one) for one in zip(names, estimates, errors, of_each, strict=True)),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
         rank=rank,
-        silent=tuple(names[place] for place in state.silent),
+        silent=tuple(names[place] for place in silent),
         eta=tuple(best.tolist()),
         pearson=None if found.pearson is None else losses.round(found.pearson),
         clusters=last.clusters if last is not None and design.cluster else None,
         tests=tuple(tests),
         rounded=few or counted is not None,
+        pooling=pooling or msgspec.UNSET,
     )
 
 
@@ -210,6 +231,44 @@ class _Solution:
     dispersion: float
     pearson: float | None
     """Pearson's statistic; None if unknown or not publishable."""
+
+
+@dataclass(frozen=True, eq=False)
+class _TableEnd:
+    """The end of the fit of one table."""
+
+    state: Newton
+    sums: PointSums
+    last: LastSums | None
+    rank: int
+    solution: _Solution
+
+
+def _ended(layout: GlmLayout, vector: Vector) -> _TableEnd | None:
+    """Return the end of the fit of a table's sums; None after too few complete rounds."""
+    design, state, last = layout.design, layout.reached(vector, layout.rounds), layout.last(vector)
+    if state is None or state.sums is None:
+        return None
+    if layout.has_last and last is None and (design.errors or design.of_family.disperses):
+        return None
+    rank = rank_of(state.sums.information)
+    found = _solution(layout, state, state.sums, last, state.sums.records - rank)
+    return _TableEnd(state, state.sums, last, rank, found)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _pooled(tables: Sequence[_TableEnd]) -> tuple[_Solution, PooledEstimates | None]:
+    """Return the solution of one table, or that of several with their variances."""
+    each = [one.solution for one in tables]
+    if len(each) == 1:
+        return each[0], None
+    several = pooled([one.best for one in each], [one.spread for one in each])
+    known = [one.pearson for one in each if one.pearson is not None]
+    pearson = mean_of(known) if len(known) == len(each) else None
+    return _Solution(several.estimates, several.total, mean_of([one.dispersion for one in each]), pearson), several
 
 
 def _solution(layout: GlmLayout, state: Newton, sums: PointSums, last: LastSums | None, free: int) -> _Solution:
@@ -293,9 +352,16 @@ def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float
 
 
 def _tests(
-    design: GlmDesign, estimates: Values, spread: Values, free: int | None, ratio: float | None
+    design: GlmDesign,
+    estimates: Values,
+    spread: Values,
+    free: int | None,
+    ratio: float | None,
+    several: PooledEstimates | None,
 ) -> Iterator[TermTest]:
-    """Yield the tests of terms, with `free` degrees of freedom for F; `ratio`: the decrease of the deviance."""
+    """Yield the tests of terms, with `free` degrees of freedom for F; `ratio`: the decrease of the deviance; `several`:
+    the estimates of several tables.
+    """
     from scipy import special
 
     if ratio is not None:
@@ -305,6 +371,10 @@ def _tests(
         mine = [k + 1 for k in places]
         own = spread[np.ix_(mine, mine)]
         if len(mine) < 2 or not np.isfinite(own).all():
+            continue
+        if several is not None:
+            statistic, second = several.test(mine)
+            yield TermTest(name, statistic, len(mine), float(special.fdtrc(len(mine), second, statistic)), second)
             continue
         statistic = float(estimates[mine] @ np.linalg.solve(own, estimates[mine]))
         if free is None:
@@ -387,7 +457,7 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
-def coefficient(name: str, estimate: float, error: float, free: int | None = None) -> Coefficient:
+def coefficient(name: str, estimate: float, error: float, free: float | None = None) -> Coefficient:
     """Return an estimate with its statistic, p-value and interval.
 
     `free`: degrees of freedom of Student's t; None for a normal distribution.
