@@ -18,13 +18,22 @@ from fit_sites import own_tables, total
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.task import Job
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
-from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask, SiteSample
+from fedgossip.sites.fits.families.family import (
+    FamilyDesign,
+    FamilyFit,
+    FamilyLayout,
+    FamilyTask,
+    SiteSample,
+    upper,
+)
 from fedgossip.sites.fits.families.mixed_logistic import (
-    HALF,
     LAST_SHARE,
     LEAST,
     SHARE,
+    SPREAD,
+    STAGES,
     STEPS,
+    WHOLE,
     WIDEST,
     MixedLogistic,
     MixedSearch,
@@ -124,16 +133,16 @@ def different(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_random_intercept_of_sites_is_that_of_all_records_in_one_place(
     which: str, different: Path, tmp_path: Path
 ) -> None:
-    """To 1e-7 of an error, and errors to their two digits; of the hospitals one has a single outcome."""
+    """To 1e-3 of an error, and errors to their two digits; of the hospitals one has a single outcome."""
     folder = different if which == "hospitals" else write(tmp_path, tumours(), ("texture", "smooth", "symmetry"))
     found = fitted(folder)
     ours = np.array([*found.column(0, "estimate"), found.tables[1].rows[0][1]], float)
     assert ours[-1] > 0.3
     estimates, errors, likelihood = pooled(hospitals(0.9) if which == "hospitals" else tumours(), ours)
-    assert np.abs((ours - estimates) / errors).max() < 1e-7, (ours, estimates, errors)
+    assert np.abs((ours - estimates) / errors).max() < 1e-3, (ours, estimates, errors)
     assert np.array(found.column(0, "std. error"), float) == pytest.approx(errors[:-1], rel=0.055)
     _, s, low, high = found.tables[1].rows[0]
-    assert (low, high) == pytest.approx((max(0, s - 1.96 * errors[-1]), s + 1.96 * errors[-1]), rel=0.01)
+    assert (low, high) == pytest.approx((max(0, s - 1.96 * errors[-1]), s + 1.96 * errors[-1]), rel=0.03)
     told = re.match(r"log likelihood (\S+):", found.remarks[1])
     assert told and float(told[1]) == pytest.approx(likelihood, abs=len(tumours()))
     share = {row[0]: row[1] for row in found.tables[1].rows}
@@ -151,7 +160,7 @@ def test_sites_that_do_not_differ_are_at_the_bound(tmp_path: Path) -> None:
     assert said.code == 0, said
     other = msgspec.json.decode((folder / "fits/glm/fit.json").read_bytes())
     for row, one in zip(found.tables[0].rows, other["coefficients"], strict=True):
-        assert abs(float(row[1] or 0) - one["estimate"]) < 1e-7 * one["error"]
+        assert abs(float(row[1] or 0) - one["estimate"]) < 1e-3 * one["error"]
         assert row[2] == pytest.approx(one["error"], rel=0.055)
 
 
@@ -252,8 +261,83 @@ def test_rounded_sums_leave_each_sites_events_open() -> None:
         assert left_of_events(sites, exact) < 0.1, seed
         assert left_of_events(sites, rounds) > 0.2, seed
         far = zip(np.resize([-1.5, 0.5, -0.5, 1.5, -1.0], STEPS), np.geomspace(0.05, WIDEST, STEPS), strict=True)
-        lies = [(np.array(point), HALF, SHARE) for point in far]
+        lies = [(np.array(point), WHOLE, SHARE) for point in far]
         assert left_of_events(sites, lies) > 0.2, seed
+
+
+def left_to_a_liar(sites: list[SiteSample], rounds: Sequence[tuple[float, float, float, float, float]]) -> float:
+    """Return the least share of a site's own deviation of its events that sums leave to a liar who knows its records.
+
+    At points (b, s, gradient, information, moved) the columns' coefficients are 0, or move x b by `moved`: unknown
+    then is also its mean at each site, by chance.  A number rounded at random has a sixth of a unit's square.
+    """
+    m, e = np.array([(len(one.y), one.y.sum()) for one in sites], np.float64).T
+    own = np.sqrt(np.maximum(1.0, e * (1 - e / m)))
+    every = len(sites)
+    known = np.diag(np.concatenate([1 / own**2, m]))
+    known[:every, :every] += 1e6  # all events together
+    for b, s, gradient, information, moved in rounds:
+        change, noise = np.zeros((5, 2 * every)), np.zeros(5)
+        for k in range(every):
+            low, high = max(0.0, e[k] - 2), min(m[k], e[k] + 2)
+            change[:, k] = (five(m[k], high, b, s) - five(m[k], low, b, s)) / (high - low)
+            change[:, every + k] = moved * (five(m[k], e[k], b + 1e-4, s) - five(m[k], e[k], b - 1e-4, s)) / 2e-4
+            a, c = np.sqrt(np.maximum(np.abs(five(m[k], e[k], b, s)[[2, 4]]), 1 / 16))
+            units = np.array([gradient * a, gradient * c, *(information * one for one in (a * a, a * c, c * c))])
+            noise += np.exp2(np.floor(np.log2(units))) ** 2 / 6
+        known += change.T @ (change / noise[:, None])
+    return float((np.sqrt(np.diag(np.linalg.inv(known)))[:every] / own).min())
+
+
+def five(records: float, events: float, b: float, s: float) -> np.ndarray:
+    """Return g and A, by the intercept and s, of a site's records at a point without columns."""
+    y = (np.arange(int(records)) < events).astype(float)
+    of = marginal(np.ones((len(y), 1)), y, np.array([b, s]))
+    return np.array([*of.gradient, *of.information[upper(2)]])
+
+
+def test_a_liar_who_moves_no_column_learns_no_sites_events() -> None:
+    """With coefficients of 0 a site's numbers follow from its records and events: rounded to the nearest, those of the
+    first point alone had one solution for five sites."""
+    far = [
+        *zip(
+            np.resize([-1.5, 0.5, -0.5, 1.5, -1.0], STEPS - STAGES),
+            np.geomspace(0.05, WIDEST, STEPS - STAGES),
+            strict=True,
+        )
+    ]
+    for seed in range(3):
+        sites = drawn(seed, sites=LEAST)
+        assert left_to_a_liar(sites, [(-0.1, 0.7, WHOLE, SHARE, 0.0)]) > 0.4, seed
+        lies = [(b, s, WHOLE, SHARE, 0.0) for b, s in far]
+        fine = [(-0.1, 0.7, SHARE * 4.0**-k, SHARE, SPREAD) for k in range(STAGES)]
+        assert left_to_a_liar(sites, [*lies, *fine, (-0.1, 0.7, SHARE * 4.0**-STAGES, LAST_SHARE, SPREAD)]) > 0.08, seed
+        exact = [(b, s, 1e-9, 1e-9, 0.0) for b, s in far[:2]]
+        assert left_to_a_liar(sites, exact) < 0.01, seed
+
+
+def test_a_rounded_number_is_unknown_without_the_records_and_right_on_average() -> None:
+    """It is the same whenever the point is asked again; of records that differ in a last digit another."""
+    site, point = drawn(0, sites=1)[0], np.array([-0.1, 0.4, -0.2, 0.7])
+    x, y = site.x, site.y[:, 0]
+    told, again = marginal(x, y, point).rounded(WHOLE, SHARE), marginal(x, y, point).rounded(WHOLE, SHARE)
+    assert all((a == b).all() for a, b in zip(told, again, strict=True))
+    near = [marginal(x + 1e-12 * k, y, point) for k in range(400)]
+    seen = np.array([one.rounded(WHOLE, SHARE)[0] for one in near])
+    units = (seen.max(axis=0) - seen.min(axis=0))[None]
+    assert all(len(set(column)) == 2 for column in seen.T)
+    assert np.abs(seen.mean(axis=0) - near[0].gradient).max() < 0.1 * units.max()
+
+
+def test_a_site_sends_no_fine_sums_where_columns_move_its_records_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites, d = drawn(0), design(2)
+    layout = FamilyLayout(d, FAMILIES["mixed-logistic"])
+    task = FamilyTask(layout, dict(enumerate(sites)), 5)
+    vector = total([task.initial(0), *(task.sums(Job(node, 0, task.initial(0))) for node in range(8))], 256)
+    for b, stage, refused in ((0.0, 0, False), (0.0, 1, True), (SPREAD / 2, 1, True), (0.8, 1, False)):
+        state = MixedSearch(np.array([0.0, b, 0.0, 0.7]), stage)
+        monkeypatch.setattr(MixedLogistic, "state", lambda *_, state=state: state)
+        assert task.uneven(0, 1, vector).startswith("the columns move this site's records too little") == refused
 
 
 def honest(sites: list[SiteSample], d: FamilyDesign) -> list[MixedSearch]:
@@ -278,7 +362,7 @@ def test_steps_end_wherever_the_maximum_is(deviation: float) -> None:
         there = [marginal(one.x, one.y[:, 0], last) for one in sites]
         gradient, information = sum(one.gradient for one in there), sum(one.information for one in there)
         assert np.linalg.eigvalsh(information).min() > 0, "a maximum"
-        assert gradient @ np.linalg.solve(information, gradient) < 1e-14, "to 1e-7 of an error"
+        assert gradient @ np.linalg.solve(information, gradient) < 1e-6, "to 1e-3 of an error"
 
 
 def test_a_liar_gets_no_fine_sums_far_from_those_it_had() -> None:
@@ -286,7 +370,7 @@ def test_a_liar_gets_no_fine_sums_far_from_those_it_had() -> None:
     rng, spread = np.random.default_rng(0), np.array([1.0, 3.0, 1.0])
     for _ in range(300):
         state = MixedSearch(np.array([0.0, 0.0, 0.7]))
-        for _ in range(26):
+        for _ in range(STEPS):
             a = rng.normal(size=(3, 3)) * 10.0 ** rng.uniform(-6, 6)
             lie = state.moved(
                 rng.normal(size=3) * 10.0 ** rng.uniform(-6, 6), a @ a.T - rng.random() * np.eye(3), spread

@@ -13,9 +13,14 @@ difference between sites, is a usual maximum.
 
 Sums of exact numbers would disclose each site's: L_i differ in shape, so sums at a few points determine the number of
 events of every site (of 8 sites to 0.03 of an event), as those of sizes do in `mixed`.  So a site rounds: A_ab to
-SHARE of sqrt(A_aa A_bb), its own; g_a to half of sqrt(A_aa) in stage 0, with steps up to STRIDE; in stage k, with steps
-up to 4^(1 - k) / max(1, sqrt(sum of x_b^2 / 4 sites)), to SHARE 4^(1 - k) sqrt(A_aa).  Differences of g between two
-points then disclose A no better than A itself does, and only where g is 0 is it precise: the estimates.
+SHARE of sqrt(A_aa A_bb), its own; g_a to sqrt(A_aa) in stage 0, with steps up to STRIDE; in stage k, with steps up to
+4^(1 - k) / max(1, sqrt(sum of x_b^2 / 4 sites)), to SHARE 4^(1 - k) sqrt(A_aa).  Differences of g between two points
+then disclose A no better than A itself does, and only where g is 0 is it precise: the estimates.
+
+Each number is rounded up or down at random, unbiased, by draws that only the site's records determine.  Numbers to the
+nearest unit are functions of them: where b is 0, as at the start, of a site's records and events alone, and one sum of
+five sites of known sizes has one solution.  For the same reason a point with fine sums, of a stage above 0, is refused
+by a site with an x b of deviation below SPREAD: there its numbers follow from few counts.
 
 Sources: Pinheiro and Bates, Journal of Computational and Graphical Statistics 4 (1995); Breslow and Clayton, JASA 88
 (1993); Larsen and Merlo, American Journal of Epidemiology 161 (2005), for the median odds ratio.
@@ -23,6 +28,7 @@ Sources: Pinheiro and Bates, Journal of Computational and Graphical Statistics 4
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,20 +64,22 @@ from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOURCE_OF, coefficien
 LEAST = 5
 """Minimum number of sites: estimates and errors are four numbers of intercept and deviation, of two of each site."""
 STEPS = 26
-"""Maximum number of steps; sixteen to twenty are usual."""
-STAGES = 12
-"""Number of stages of shrinking steps: the last gradient is rounded to 1e-8 of a standard error."""
+"""Maximum number of steps; eleven to sixteen are usual."""
+STAGES = 7
+"""Number of stages of shrinking steps: the last gradient is rounded to 1e-4 of a site's standard error."""
 STRIDE = 0.5
 """Maximum step of a parameter of scaled columns in stage 0."""
-SHARE, LAST_SHARE = 2.0**-4, 2.0**-7
+SHARE, LAST_SHARE = 2.0**-1, 2.0**-5
 """Rounding unit of A_ab as a share of sqrt(A_aa A_bb): in the steps, and at the last point."""
+SPREAD = 0.25
+"""Minimum deviation of x b of a site's records at a point with fine sums."""
 FLATTEST = 2.0**-4
 """Minimum A_aa in these units."""
-HALF = 0.5
+WHOLE = 1.0
 """Rounding unit of g_a in stage 0, as a share of sqrt(A_aa); and of a site's L at the last point."""
 BEGIN, WIDEST = 0.7, 4.0
 """The deviation s at the start, and the largest one in a sum: beyond it only sites of one outcome differ."""
-NONE = 1e-4
+NONE = 2e-3
 """Deviation below which it is 0."""
 DARK = 0.02
 """Minimum |eigenvalue| of A, scaled to a diagonal of ones, in a step: smaller ones are of its rounding."""
@@ -91,18 +99,23 @@ class Marginal:
     gradient: Values
     information: Values
     weights: Values
+    draws: np.random.Generator
+    """Of the rounding: unknown to all without the records, and the same whenever the point is asked again."""
 
     def rounded(self, gradient: float, information: float) -> tuple[Values, Values]:
-        """Return g and A in units of these shares of their scale, powers of two."""
+        """Return g and the upper triangle of A in units of these shares of their scale, powers of two."""
         scale = np.sqrt(np.maximum(np.abs(np.diag(self.information)), FLATTEST))
-        each = _in_units_of(self.information, information * np.outer(scale, scale))
-        return _in_units_of(self.gradient, gradient * scale), each
+        half = upper(len(scale))
+        each = self._in_units_of(self.information[half], information * np.outer(scale, scale)[half])
+        return self._in_units_of(self.gradient, gradient * scale), each
 
+    def rounded_likelihood(self) -> float:
+        return float(self._in_units_of(np.array([self.likelihood]), np.array([WHOLE]))[0])
 
-def _in_units_of(values: Values, largest: Values) -> Values:
-    """Return multiples of the powers of two up to `largest`: others would show a scale, which is the site's."""
-    units = np.exp2(np.floor(np.log2(largest)))
-    return np.asarray(np.rint(values / units) * units)
+    def _in_units_of(self, values: Values, largest: Values) -> Values:
+        """Return multiples of the powers of two up to `largest`: others would show a scale, which is the site's."""
+        units = np.exp2(np.floor(np.log2(largest)))
+        return np.asarray(np.floor(values / units + self.draws.random(len(values))) * units)
 
 
 @cache
@@ -144,7 +157,9 @@ def marginal(x: Values, y: Values, point: Values) -> Marginal:
     expected[:-1, :-1] = x.T @ (x * weights[:, None])
     expected[-1, :-1] = expected[:-1, -1] = x.T @ by_z
     expected[-1, -1] = by_z2
-    return Marginal(likelihood, mean, expected - (apart * chances) @ apart.T, weights)
+    seed = hashlib.sha256(b"".join(one.tobytes() for one in (x, y, point))).digest()
+    draws = np.random.default_rng(int.from_bytes(seed))
+    return Marginal(likelihood, mean, expected - (apart * chances) @ apart.T, weights, draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +173,8 @@ class MixedSearch:
     """Largest step of s: half after each change of direction."""
     side: float = 0.0
     """1 if the likelihood grew with |s| at the last point, -1 if it fell."""
+    informations: tuple[Values, ...] = ()
+    """The sums of A since stage 1, at points near each other: their mean has less of the rounding."""
 
     @property
     def is_over(self) -> bool:
@@ -171,10 +188,12 @@ class MixedSearch:
     @property
     def share(self) -> float:
         """Rounding unit of g_a as a share of sqrt(A_aa)."""
-        return SHARE * self.reach if self.stage else HALF
+        return SHARE * self.reach if self.stage else WHOLE
 
     def moved(self, gradient: Values, information: Values, spread: Values) -> MixedSearch:
         """Return the state after the sums at `point`; spread: the scale of each parameter in the steps, [k]."""
+        seen = (*self.informations, information)[: None if self.stage else 0]
+        information = np.mean(seen, axis=0) if seen else information
         scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(information)), FLATTEST))
         values, directions = np.linalg.eigh(information * scale[:, None] * scale)
         lengths = directions.T @ (scale * gradient) / np.maximum(np.abs(values), DARK)
@@ -193,7 +212,7 @@ class MixedSearch:
             point[-1] = before + max(-stride, min(stride, point[-1] - before))
         if point[-1] * before < 0:
             point[-1] = before / ACROSS
-        return MixedSearch(point, self.stage + done, self.steps + 1, stride, side)
+        return MixedSearch(point, self.stage + done, self.steps + 1, stride, side, seen)
 
 
 class MixedLogistic:
@@ -228,9 +247,9 @@ class MixedLogistic:
         return (
             f"first the number of records, sums of {d.outcome}, and of products of columns and classes",
             f"then, in each of at most {STEPS} steps, {k} sums over sites of the gradient of each site's likelihood "
-            f"and {half} of its information, which each site rounds: a gradient to half of its own standard error, "
+            f"and {half} of its information, which each site rounds at random: a gradient to its own standard error, "
             f"less as the steps shrink, an information to {SHARE:.2g} of it",
-            f"at last the sum of log likelihoods, each rounded to {HALF:g}, and {half} of informations, to "
+            f"at last the sum of log likelihoods, each rounded to {WHOLE:g}, and {half} of informations, to "
             f"{LAST_SHARE:.2g}",
         )
 
@@ -264,10 +283,9 @@ class MixedLogistic:
             return {name: np.zeros(block.size) for name, block in self.numbers(d)[round].items()}
         here = marginal(x, y, found.point)
         gradient, information = here.rounded(found.share, LAST_SHARE if last else SHARE)
-        rows = information[upper(len(found.point))]
         if last:
-            return {"likelihood": [math.floor(here.likelihood / HALF + 0.5) * HALF], "information": rows}
-        return {"gradient": gradient, "information": rows}
+            return {"likelihood": [here.rounded_likelihood()], "information": information}
+        return {"gradient": gradient, "information": information}
 
     def uneven(self, d: FamilyDesign, site: SiteSample, round: int, pooled: Sequence[PooledRound]) -> str:
         if round == 0:
@@ -279,6 +297,8 @@ class MixedLogistic:
             return ""
         if not np.isfinite(found.point).all() or abs(found.point[-1]) > WIDEST:
             return "its sums lead to no point"
+        if found.stage and float((site.x @ found.point[:-1]).std()) < SPREAD:
+            return "the columns move this site's records too little for fine sums, which would count its outcomes"
         weights = marginal(site.x, site.y[:, 0], found.point).weights
         mean = float(pooled[0]["events"][0]) / pooled[0].records
         named = list(zip((INTERCEPT, *d.columns), site.x.T, strict=True))
