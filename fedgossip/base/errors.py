@@ -189,6 +189,11 @@ def _is_user_file(file: str) -> bool:
     return not any(path.is_relative_to(one) for one in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
+def plural(number: int, word: str) -> str:
+    """Return "1 class" or "3 classes"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}{'es' if word.endswith('s') else 's'}"
+
+
 def needed(module: str, extra: str, what: str, otherwise: str = "") -> Any:
     """Return a module that `what` needs.  Raises ConfigError with the extra, and with what works `otherwise`."""
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedgossip.base import outside_files
 from fedgossip.base.cells import advise_point, is_missing, is_number
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, plural
 from fedgossip.data.columns.declarations import FileDeclaration
 
 MARKS = (",", ";", "\t", "|")
@@ -79,7 +79,7 @@ def read_csv_rows(
                 continue
             if len(row) != len(header):
                 raise ConfigError(
-                    f"{path}, line {line}: {len(row)} cells; expected {len(header)}",
+                    f"{path}, line {line}: {plural(len(row), 'cell')}; expected {len(header)}",
                     "Every line has one cell per column of the first line, which names them.",
                 )
             rows.append(cells)

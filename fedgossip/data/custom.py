@@ -196,8 +196,8 @@ def check_allowed(
     raise ConfigError(text, f"It has all your permissions.  If you trust it and its makers: {ALLOW}{IN_PYTHON}.")
 
 
-LONGEST = 1000
-"""Maximum length of the text of `codes_of`, equal to the limit of a Hello."""
+LONGEST = 900
+"""Maximum length of the text of `codes_of`: a Hello has room for it and the query of tables."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 

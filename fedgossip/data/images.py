@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError, nearest, needed, reason
+from fedgossip.base.errors import ConfigError, nearest, needed, plural, reason
 from fedgossip.data.dataset import Dataset, parse_whole
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
@@ -35,7 +35,7 @@ def read(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()
     names = tuple(class_names) or tuple(sorted(one.name for one in _folders(places[0])))
     if len(names) < 2:
         advice = f"Put the pictures of each class into a folder of its own: {path.name}/cat, {path.name}/dog."
-        raise ConfigError(f"{places[0]}: {len(names)} folder{'' if len(names) == 1 else 's'} of pictures", advice)
+        raise ConfigError(f"{places[0]}: {plural(len(names), 'folder')} of pictures", advice)
     files = [[(file, one.name) for one in _folders(place) for file in _files(one)] for place in places]
     flat = [file for part in files for file in part]
     for file, name in flat:

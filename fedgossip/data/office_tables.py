@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError, nearest, needed
+from fedgossip.base.errors import ConfigError, nearest, needed, plural
 from fedgossip.data.csv_text import TITLES, title_note, titles_above, write_points
 from fedgossip.data.table_files import CELLS_MOST, TableFile, TableRows
 
@@ -124,7 +124,8 @@ def read_workbook(file: TableFile) -> TableRows:
     rows = [[text_of(one) for one in row] for _, row in rest]
     for (number, _), row in zip(rest, rows, strict=True):
         if extra := [place for place in range(len(header), len(row)) if row[place]]:
-            text = f"{path}, row {number}: a cell in column {extra[0] + 1}; row {first} names {len(header)} columns"
+            named = f"row {first} names {plural(len(header), 'column')}"
+            text = f"{path}, row {number}: a cell in column {extra[0] + 1}; {named}"
             raise ConfigError(text, "The first row with cells names the columns; titles above it have one cell.")
     if not rows:
         raise ConfigError(f"{path}: no rows", "The first row names the columns, examples follow.")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shorten
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, plural
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
 from fedgossip.data.columns.subset import Subset
 from fedgossip.data.columns.table_schema import check_read, find_columns, refused, selection
@@ -56,7 +56,7 @@ def _unit_of(table: CsvColumns, column: str) -> str:
 
 def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...]:
     if not 2 <= len(groups) <= GROUPS:
-        text = f"{where}: column {column!r} has {len(groups)} different values; groups are 2 to {GROUPS}"
+        text = f"{where}: column {column!r} has {plural(len(groups), 'different value')}; groups are 2 to {GROUPS}"
         raise ConfigError(text, f'Declare them: [data.columns] {column} = {{ categories = ["f", "m"] }}.')
     return (*groups, NO_GROUP)
 

@@ -157,7 +157,8 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
         if name == "experiment" and changed:  # the more specific reason first: a new function also changes the graph
             break
         if getattr(theirs, name) != getattr(ours, name):
-            return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)
+            behind = f", behind {' and '.join(changed)}" if changed and name == "schema" else ""
+            return Rejected(sender, name, f"peer {sender} {text}{behind}", SAME_FILE)
     if unlike := ours.likeness.unlike(theirs.likeness):
         differ = "differ" if len(unlike) > 1 else "differs"
         text = f"peer {sender} has another model: {describe_differences(unlike)} {differ}"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -75,13 +76,23 @@ def check_task(plan: Plan, task: LocalTask) -> None:
         require_gradients(task, plan.name)
 
 
+QUERY_NAME = 80
+"""Maximum number of letters of a query's name in a Hello."""
+
+
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
-    """Return the properties, besides the layout, that the models of all participants share: code, frozen tensors, a
-    probe.
+    """Return the properties, besides the layout, that the models of all participants share: code and the query of
+    tables, frozen tensors, a probe.
     """
     from fedgossip.data.custom import codes_of
+    from fedgossip.data.table_files import SQL, table_file
 
-    return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
+    code, source = codes_of(plan.experiment.named_code), plan.experiment.data.source
+    if source.partition(":")[0] == SQL and (query := table_file(source)[0].query):
+        from fedgossip.data.office_tables import query_digest
+
+        code = f"{code} {quote(query.name)[:QUERY_NAME]}={query_digest(query)[:16]}".strip()
+    return replace(model_likeness(task), code=code)
 
 
 def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NO_LIKENESS) -> Hello:

@@ -16,12 +16,19 @@ from commands import in_process
 
 from fedgossip import ConfigError, load_experiment
 from fedgossip.base import outside_files
+from fedgossip.base.errors import plural
+from fedgossip.core.messages import Hello
 from fedgossip.data import data, office_tables
+from fedgossip.data.agreed.agreed_table import read_clusters, unknown
+from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.data.record_groups import source_digest
+from fedgossip.data.record_groups import groups_of, source_digest
 from fedgossip.data.table_files import table_file
+from fedgossip.net import transport
+from fedgossip.plans.compose import hello_of, likeness_of
 from fedgossip.plans.tasks import schema_of_experiment
-from fedgossip.sites.plans.statistics import stated_statistics
+from fedgossip.sites.plans.fits import FAMILIES
+from fedgossip.sites.plans.statistics import stated_statistics, statistics_plan, statistics_task
 
 HEAD = ["age", "bmi", "ward", "seen", "ill"]
 ROWS: list[list[Any]] = [
@@ -112,7 +119,7 @@ def test_of_several_sheets_one_is_declared(tmp_path: Path) -> None:
     ("rows", "said"),
     [
         ([["a", "b"], [1, 2], [3, 4, 5]], "row 3: a cell in column 3; row 1 names 2 columns"),
-        ([["Export 2024"], ["a", "b"], [1, 2]], "row 2: a cell in column 2; row 1 names 1 columns"),
+        ([["Export 2024"], ["a", "b"], [1, 2]], "row 2: a cell in column 2; row 1 names 1 column"),
         ([["a", "b"], [1, "=1+1"]], "row 2, column 2: a formula without a stored value"),
         ([["a", "b"]], "no rows"),
         ([], "sheet 'S' is empty"),
@@ -389,3 +396,31 @@ def test_a_query_that_differs_between_sites_makes_another_plan_and_another_agree
         digests.add(schema_of_experiment(experiment).digest)
         assert schema_of_experiment(experiment).digest.startswith(statement.model.layout), "with another sites refuse"
     assert len(hashes) == len(digests) == 2
+
+
+def test_the_refusal_of_a_site_with_another_query_names_the_query(tmp_path: Path) -> None:
+    hellos = list[Hello]()
+    for name, query in (("one", QUERY), ("other", f"{QUERY} -- of 2024")):
+        asked_sites(tmp_path / name)
+        (tmp_path / name / "q.sql").write_text(query)
+        plan, schema = statistics_plan(load_experiment(tmp_path / name / "t.toml"))
+        plan, task, refused = statistics_task(plan, schema, [0])
+        assert not refused
+        hellos.append(hello_of(plan, task.schema, likeness=likeness_of(plan, task)))
+    rejected = transport.refused(1, hellos[1], hellos[0])
+    assert rejected and rejected.text.endswith("or other columns, classes or common examples, behind q.sql")
+    assert transport.refused(1, hellos[0], hellos[0]) is None
+
+
+def test_a_refusal_of_one_is_in_the_singular(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,c\n1,2,3\n1\n")
+    assert "line 3: 1 cell; expected 3" in refusal(f"csv:{tmp_path}/t.csv")
+    (tmp_path / "t.csv").write_text("a,b,y\n1,x,1\n2,x,3\n")
+    with pytest.raises(ConfigError, match=r"column 'b' has 1 different value; groups are 2 to"):
+        groups_of(table_file(f"csv:{tmp_path}/t.csv")[0], "b", {})
+    agreed = unknown(TableSchema((SchemaColumn("a"), SchemaColumn("y", label=True))), 5)
+    with pytest.raises(ConfigError, match=r"column 'b' has 1 different value: fewer than 5"):
+        read_clusters(tmp_path / "t.csv", agreed, "b")
+    with pytest.raises(ConfigError, match="weibull: 1 label column, y"):
+        FAMILIES["weibull"].design({}, agreed)
+    assert [plural(*one) for one in ((1, "class"), (2, "class"), (0, "site"))] == ["1 class", "2 classes", "0 sites"]

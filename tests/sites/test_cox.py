@@ -592,7 +592,7 @@ def test_delayed_entry_is_a_column_of_the_table(folder: Path, tmp_path: Path) ->
     assert judged["events of the fit"] == pytest.approx(found.events, abs=found.events**0.5 / 50)
     (tmp_path / "site-0.csv").write_text((tmp_path / "site-0.csv").read_text() + "60,25,new,100,1,100\n")
     refused = typed(["fit", "hazards.toml", "--to", "again"], tmp_path)
-    assert refused.code == 7 and "column 'start': not before 'days' in 1 records" in refused.err, refused
+    assert refused.code == 7 and "column 'start': not before 'days' in 1 record" in refused.err, refused
     for option, why in (
         ("entry=days", "'days' is no column of numbers"),
         ("entry=arm", "'arm' is no column of numbers"),
@@ -1062,7 +1062,7 @@ def test_three_labels_as_of_delayed_entry_are_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("50,25,new,-3,1", "times below 0, in 1 records"),
+        ("50,25,new,-3,1", "times below 0, in 1 record"),
         ("50,25,new,30,2", "something else than 0 and 1"),
         ("50,25,new,,1", "nothing there"),
         ("50,,new,30,1", "nothing there"),

@@ -227,7 +227,7 @@ def test_an_offset_and_weights_count_as_in_all_records_in_one_place(folder: Path
         ("offset=ward", "", "'ward' is no column of numbers"),
         ("offset=age&weights=age", "", "one column as offset and weights"),
         ("weight=age", "", "no such option"),
-        ("weights=salt", "-3", "weights of 0 or below, in 1 records"),
+        ("weights=salt", "-3", "weights of 0 or below, in 1 record"),
         ("weights=salt", "1e12", "fewer than 5 of this site's records count there, as a few outweigh them"),
         ("weights=salt", "", "empty in some records"),
     ],
@@ -624,7 +624,7 @@ def test_a_site_whose_counts_are_none_takes_no_part(folder: Path, tmp_path: Path
     (tmp_path / "e.toml").write_text(toml("poisson"))
     assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
     said = typed_in(tmp_path, "fit", "e.toml")
-    told = "site 1 took no part: column 'days' holds 1 numbers that are not whole numbers from 0"
+    told = "site 1 took no part: column 'days' holds 1 cell other than whole numbers from 0"
     assert said.code == 4 and told in said.err, said
     assert "of 4 of 5 sites" in said.out
 

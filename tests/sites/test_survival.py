@@ -115,7 +115,7 @@ def other(folder: Path, where: Path, row: str = "", site: int = 1) -> Path:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("new,-3,1", "times below 0, in 1 records"),
+        ("new,-3,1", "times below 0, in 1 record"),
         ("new,30,2", "something else than 0 and 1"),
         ("new,30,0.5", "something else than 0 and 1"),
         ("new,,1", "nothing there"),

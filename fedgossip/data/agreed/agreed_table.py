@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.cells import is_missing
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, plural
 from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
@@ -497,7 +497,7 @@ def read_clusters(path: Path | TableFile, agreed: AgreedTable, name: str) -> npt
         raise refused(table, empty[0], place, "nothing there", "Fill the cell, or leave the row out.")
     known, cluster = np.unique(cells, return_inverse=True)
     if len(known) < agreed.suppress:
-        text = f"column {name!r} has {len(known)} different values: fewer than {agreed.suppress}"
+        text = f"column {name!r} has {plural(len(known), 'different value')}: fewer than {agreed.suppress}"
         raise ConfigError(text, "The sums would disclose each; this site takes no part.")
     return np.asarray(cluster, np.int64)
 
@@ -576,8 +576,8 @@ ROUNDS = 2
 def lone_subset(numbers: Numbers) -> str:
     """Return why sums over a subset would be those of one or two sites, by their difference to all; "" if not."""
     sites = numbers.get(OUTSIDE, 0)
-    at = "one site" if sites == 1 else f"{sites} sites"
-    return f"data.where leaves out records at {at} alone, whose sums would be disclosed" if 0 < sites < SITES else ""
+    text = f"data.where leaves out records at {plural(sites, 'site')} alone, whose sums would be disclosed"
+    return text if 0 < sites < SITES else ""
 
 
 class StatisticsTask(PooledSumsTask):

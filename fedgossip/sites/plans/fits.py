@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError, TrainingError, nearest
+from fedgossip.base.errors import ConfigError, TooFewPeersError, TrainingError, nearest, plural
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.run_format import CURVES, FIT
@@ -205,8 +205,8 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
         raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
     classes = labels[0].categories
     if family == "logistic" and len(classes) != 2:
-        count = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
-        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {count}", "It is of two: yes and no.")
+        text = f"glm:logistic: {labels[0].name!r} has {plural(len(classes), 'class')}"
+        raise ConfigError(text, "It is of two: yes and no.")
     check_outcome(agreed)
     check_counted(agreed, labels)
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
@@ -242,7 +242,7 @@ def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRec
         return SiteRecords(scaled(d, found.x), y, cluster=cluster)
     weights = found.x[:, d.weights.place] if d.weights else 1.0
     if d.weights and (wrong := int((np.asarray(weights) <= 0).sum())):
-        text = f"column {d.weights.name!r}: weights of 0 or below, in {wrong} records"
+        text = f"column {d.weights.name!r}: weights of 0 or below, in {plural(wrong, 'record')}"
         raise ConfigError(text, "A weight is a number above 0: correct it, or leave the row out.")
     offset = found.x[:, d.offset.place] if d.offset else 0.0
     site = SiteRecords(scaled(d, found.x), y, offset, weights, cluster)
@@ -362,13 +362,13 @@ def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> Tim
     times, events = checked_site(found, d.grid, (d.time, d.event), code)
     entries = np.ascontiguousarray(found.x[:, d.entry.place], "f8") if d.entry else None
     if d.entry and entries is not None and (entries >= times).any():
-        text = f"column {d.entry.name!r}: not before {d.time!r} in {int((entries >= times).sum())} records"
+        text = f"column {d.entry.name!r}: not before {d.time!r} in {plural(int((entries >= times).sum()), 'record')}"
         raise ConfigError(text, "A record is seen after its entry until its time: correct it, or leave the row out.")
     strata = np.zeros(len(found), np.int64)
     if d.strata_column:
         strata = categories_in(found.x, d.strata_column, agreed.encoding.columns)
     if (strata < 0).any():
-        text = f"column {d.strata_column!r}: empty in {int((strata < 0).sum())} records"
+        text = f"column {d.strata_column!r}: empty in {plural(int((strata < 0).sum()), 'record')}"
         raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")
     scale = zip(d.places, d.mean, d.deviation, strict=True)
     columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
@@ -398,7 +398,7 @@ def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, Schema
     """Return both label columns.  Raises ConfigError for another number of them."""
     labels = agreed.schema.labels
     if len(labels) != 2:
-        text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
+        text = f"{name}: {plural(len(labels), 'label column')}, {', '.join(one.name for one in labels)}"
         raise ConfigError(
             text, "Name two, the time and then the event (1 or 0), label=days,died; cox?entry=COLUMN has delayed entry."
         )

@@ -152,7 +152,7 @@ def few_clusters(d: FamilyDesign, first: PooledRound) -> tuple[str, str]:
     few = [n for n in (np.flatnonzero(clusters) + 1).tolist() if not enough(slice(n - 1, n))]
     if few:
         cut = next((k for k in range(few[0], 1, -1) if enough(slice(k - 1, None))), 0)
-        which = f"clusters by {by} of {', '.join(map(str, few))} records"
+        which = f"clusters by {by} of {', '.join(map(str, few))} record{'' if few == [1] else 's'}"
         text = (
             f"{which}: fewer than {d.suppress}, or at fewer than {SITES} sites; sums of each size would disclose them"
         )

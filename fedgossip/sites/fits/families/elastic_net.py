@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, nearest, plural
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
@@ -106,7 +106,7 @@ def check_outcomes(d: FamilyDesign, family: str, y: Values) -> None:
     """Raise ConfigError for outcomes [m] outside the family."""
     of = FAMILIES[family]
     if wrong := int((~of.outcomes(y)).sum()):
-        text = f"column {d.outcome!r} holds {wrong} numbers that are not {of.of}"
+        text = f"column {d.outcome!r} holds {plural(wrong, 'cell')} other than {of.of}"
         raise ConfigError(text, f"A {of.title} model is of {of.of}; family=linear is of any.")
 
 

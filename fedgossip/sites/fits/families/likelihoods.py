@@ -48,7 +48,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.errors import ConfigError, TrainingError, plural
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
@@ -209,7 +209,7 @@ class LikelihoodFamily:
         check_clusters(agreed, options, self.name)
         labels = agreed.schema.labels
         if len(labels) != self.of.labels:
-            text = f"{self.name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
+            text = f"{self.name}: {plural(len(labels), 'label column')}, {', '.join(one.name for one in labels)}"
             raise ConfigError(
                 text, f"It is of {self.of.labels}: label=" + ("time,event." if len(labels) == 1 else "ONE.")
             )
@@ -453,7 +453,7 @@ class Weibull(Likelihood):
     def check(self, d: FamilyDesign, y: Values) -> None:
         time, event = d.outcome.split(",")
         if (y[:, 0] <= 0).any():
-            text = f"column {time!r} holds times of 0 or below, in {int((y[:, 0] <= 0).sum())} records"
+            text = f"column {time!r} holds times of 0 or below, in {plural(int((y[:, 0] <= 0).sum()), 'record')}"
             raise ConfigError(text, "The logarithm of a time is taken: correct it, or leave the row out.")
         if not np.isin(y[:, 1], (0, 1)).all():
             text = f"column {event!r} holds something else than 0 and 1"
@@ -502,7 +502,8 @@ class Firth(Likelihood):
 
     def names(self, d: FamilyDesign) -> Sequence[str]:
         if len(d.classes) != 2:
-            raise ConfigError(f"firth: {d.outcome!r} has {len(d.classes)} classes", "It is of two: yes and no.")
+            text = f"firth: {d.outcome!r} has {plural(len(d.classes), 'class')}"
+            raise ConfigError(text, "It is of two: yes and no.")
         if len(d.columns) >= WIDEST:
             text = f"firth of {len(d.columns)} columns: sums of products of three columns are too many"
             raise ConfigError(text, f"Leave columns out, drop=A,B: at most {WIDEST - 1}.")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.errors import ConfigError, TrainingError, plural
 from fedgossip.data.agreed.agreed_table import QUANTILES, AgreedColumn, AgreedTable
 from fedgossip.data.agreed.column_sums import BINS, SITES, histogram
 from fedgossip.data.agreed.suppression import hidden_rows
@@ -124,7 +124,7 @@ class TableOne:
         if not d.outcome:
             return GroupedColumns(site, np.zeros(site.records, np.int64), edges)
         if (empty := sum(one is None for one in site.cells[d.outcome])) > 0:
-            text = f"column {d.outcome!r}: empty in {empty} records"
+            text = f"column {d.outcome!r}: empty in {plural(empty, 'record')}"
             raise ConfigError(text, "A group has to be known: fill the cells, or leave the rows out.")
         return GroupedColumns(site, np.array([d.classes.index(str(one)) for one in site.cells[d.outcome]]), edges)
 

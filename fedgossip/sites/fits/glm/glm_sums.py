@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.errors import ConfigError, TrainingError, plural
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
@@ -357,7 +357,7 @@ def known_outcomes(design: GlmDesign, y: Values) -> Values:
     """Return outcomes in the family's form.  Raises ConfigError for outcomes outside the family."""
     family = design.of_family
     if wrong := int((~family.outcomes(y)).sum()):
-        text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
+        text = f"column {design.outcome!r} holds {plural(wrong, 'cell')} other than {family.of}"
         raise ConfigError(text, f"A {family.title} model is of {family.of}; glm:linear is of any.")
     return y
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, plural
 from fedgossip.data.agreed.agreed_table import AgreedColumn
 
 TIMES = 400
@@ -82,7 +82,7 @@ def checked_times(
     """
     time, event = names
     if (times < 0).any():
-        text = f"column {time!r} holds times below 0, in {int((times < 0).sum())} records"
+        text = f"column {time!r} holds times below 0, in {plural(int((times < 0).sum()), 'record')}"
         raise ConfigError(text, "A time is counted from when a record begins; correct it, or leave the row out.")
     if not np.isin(events, (0, 1) if competing is None else (0, 1, competing)).all():
         known = "0 and 1" if competing is None else f"0, 1 and {competing:g}"
