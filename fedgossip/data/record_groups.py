@@ -15,8 +15,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shorten
 from fedgossip.base.errors import ConfigError, plural
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
-from fedgossip.data.columns.subset import Subset
-from fedgossip.data.columns.table_schema import check_read, find_columns, refused, selection
+from fedgossip.data.columns.table_schema import DROP, TableSchema, check_read, find_columns, refused, selection
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
@@ -96,23 +95,35 @@ def _row_digests(table: CsvColumns) -> Sequence[bytes]:
     return [hashlib.sha256("\0".join(row).encode()).digest() for row in zip(*cells, strict=True)]
 
 
-def selected_rows(file: TableFile, where: Subset) -> str:
-    """Return which records of a table are of a subset, as "COUNT:BITS" with hex digits: a bit for each record, in an
-    order that the records determine.  Raises ConfigError as `selection`.
+def selected_rows(file: TableFile, schema: TableSchema) -> str:
+    """Return which records of a table are of a schema, as "COUNT:BITS" with hex digits: a bit for each record, in an
+    order that the records determine; "" for all.  Raises ConfigError as `selection`.
     """
     table = CsvColumns(file)
-    rows, digests = selection(table, where).tolist(), _row_digests(table)
-    bits = "".join("01"[rows[row]] for row in sorted(range(len(rows)), key=digests.__getitem__))
+    rows, digests = selection(table, schema.where) if schema.where else np.ones(len(table), bool), _row_digests(table)
+    if schema.missing == DROP:
+        read = table.declared({one.name: one.declared for one in schema.columns})
+        for place in find_columns(read, [EncodedColumn(one.name, one.unit) for one in schema.columns]).values():
+            rows = rows & [not is_missing(cell) for cell in read.words(place)]
+    if rows.all():
+        return ""
+    bits = "".join("01"[int(rows[row])] for row in sorted(range(len(rows)), key=digests.__getitem__))
     return f"{len(bits)}:{int(bits, 2):x}"
 
 
-def fewest_alike(selected: Collection[str]) -> int:
-    """Return the fewest records that all these subsets of one table select alike.
+def fewest_alike(selected: Collection[str]) -> int | None:
+    """Return the fewest records that all these subsets of one table select alike, of those that some select; None if
+    all select every record.
 
-    Any combination of sums over the subsets and over all records is one over whole such classes.
+    Any combination of sums over the subsets is one over whole such classes.
     """
-    parts = [one.partition(":") for one in selected]
-    return min(Counter(zip(*(f"{int(bits, 16):0{count}b}" for count, _, bits in parts), strict=True)).values())
+    parts = [one.partition(":") for one in selected if one]
+    if not parts:
+        return None
+    patterns = [f"{int(bits, 16):0{count}b}" for count, _, bits in parts]
+    patterns += ["1" * int(parts[0][0])] if "" in selected else []
+    classes = Counter(zip(*patterns, strict=True))
+    return min((many for one, many in classes.items() if "1" in one), default=0)
 
 
 def _same(cell: str) -> str:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from fedgossip.algorithms.federated.base import ClientRule
@@ -18,7 +17,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.kernels import uncollected
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import LocalTask
-from fedgossip.data.columns.table_schema import FEDERATED, TableSchema, options_of, schema_of
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, TableSchema, options_of, schema_of
 from fedgossip.data.custom import is_function
 from fedgossip.data.dataset import Dataset, Indices
 from fedgossip.data.objectives import (
@@ -321,8 +320,9 @@ def _schema(e: Experiment, kind: str) -> TableSchema:
 
 def released_rows(e: Experiment, source: str) -> str:
     """Return which records of a site's own table an experiment releases, for its ledger; "" for all."""
-    where = _schema(e, REGRESSION).where if e.data.where else msgspec.UNSET  # of any task, also of sums
-    return selected_rows(options_of(source)[0], where) if where else ""
+    if not (e.data.where or e.data.missing == DROP):
+        return ""
+    return selected_rows(options_of(source)[0], _schema(e, REGRESSION))  # of any task, also of sums
 
 
 def site_file(e: Experiment, node: NodeId) -> TableFile:

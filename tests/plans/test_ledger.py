@@ -342,28 +342,60 @@ def test_no_difference_of_released_subsets_is_over_few_records(tmp_path: Path) -
     assert fewest(allowed) >= 5 and len(allowed) > 3 and refused > 50
 
 
+def begin(folder: Path, log: str, *overrides: str) -> None:
+    """Begin the agreement of a.toml as site 4, with one key and ledger for all."""
+    plan, _ = statistics_plan(load_experiment(folder / "a.toml", list(overrides)))
+    (folder / log).mkdir()
+    identity = Identity.new()
+    members = {node: signed(identity if node == 4 else Identity.new(), "") for node in range(SITES + 1)}
+    hello: Any = Hello("schema", "run", "1")
+    links: Any = None
+    given = Given(folder / log, identity, members, hello, links, None, False, False, None, None, folder / "spent")
+    with participant.open_maker(plan, 4, given):
+        pass
+
+
 def test_a_site_begins_no_fit_of_nearly_the_records_of_an_earlier_one(tmp_path: Path) -> None:
     for site in range(SITES):
         patients(tmp_path / f"site-{site}.csv", site)
     patients(tmp_path / "test.csv", 99)
     (tmp_path / "a.toml").write_text(own_tables("a", "label=ill&drop=days,died", source="glm:logistic"))
-
-    def begin(where: str, log: str) -> None:
-        plan, _ = statistics_plan(load_experiment(tmp_path / "a.toml", [f"data.where={where}"]))
-        (tmp_path / log).mkdir()
-        identity = Identity.new()
-        members = {node: signed(identity if node == 4 else Identity.new(), "") for node in range(SITES + 1)}
-        hello: Any = Hello("schema", "run", "1")
-        links: Any = None
-        given = Given(
-            tmp_path / log, identity, members, hello, links, None, False, False, None, None, tmp_path / "spent"
-        )
-        with participant.open_maker(plan, 4, given):
-            pass
-
-    begin("age >= 50", "first")
+    begin(tmp_path, "first", "data.where=age >= 50")
     with pytest.raises(BudgetError, match="sums of fewer than 5 records"):
-        begin("age >= 48", "second")
-    begin("age >= 50.0", "third")
+        begin(tmp_path, "second", "data.where=age >= 48")
+    begin(tmp_path, "third", "data.where=age >= 50.0")
     lines = [json.loads(line) for line in (tmp_path / "spent").read_text().splitlines()]
     assert len({line["rows"] for line in lines}) == 1 and len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["data.missing=mean"], ["data.missing=drop"]),
+        (["data.missing=drop"], ["data.missing=mean"]),
+        (["data.missing=drop"], ["data.missing=drop", "data.{}=csv:{}.csv?label=ill&keep=age"]),
+        (["data.missing=drop", "data.where=age >= 30"], ["data.missing=mean"]),
+    ],
+)
+@pytest.mark.parametrize(("empty", "refused"), [(1, True), (6, False)])
+def test_a_site_begins_no_fit_with_few_records_more_or_fewer_for_empty_cells(
+    first: list[str], second: list[str], empty: int, refused: bool, tmp_path: Path
+) -> None:
+    """The published means of the age over N and N - 1 records gave that of the record with an empty cell elsewhere."""
+    for site in [*range(SITES), "test"]:
+        path = tmp_path / (f"site-{site}.csv" if isinstance(site, int) else "test.csv")
+        patients(path, 99 if site == "test" else int(site))
+        rows = [line.split(",") for line in path.read_text().splitlines()]
+        for row in rows[1 : 1 + empty] if site == 4 else ():
+            row[1] = ""
+        path.write_text("\n".join(map(",".join, rows)) + "\n")
+    (tmp_path / "a.toml").write_text(own_tables("a", "label=ill&keep=age,arm", source="glm:logistic"))
+    of = [("source", "site-{peer}"), ("test", "test")]
+
+    def given(overrides: list[str]) -> list[str]:
+        every = [one.format(*pair) if "{}" in one else one for one in overrides for pair in of]
+        return list(dict.fromkeys(every))
+
+    begin(tmp_path, "first", *given(first))
+    with pytest.raises(BudgetError, match="sums of fewer than 5") if refused else contextlib.nullcontext():
+        begin(tmp_path, "second", *given(second))

@@ -163,9 +163,7 @@ def sum_with_others(
 def _heeding_ledger(
     plan: FederationPlan, refused: Mapping[int, ConfigError], node: int, known: OtherMachines
 ) -> tuple[FederationPlan, Mapping[int, ConfigError]]:
-    """Return the plan and the refusals with this site abstaining if its ledger forbids a release of data.where's
-    records.
-    """
+    """Return the plan and the refusals with this site abstaining if its ledger forbids a release of these records."""
     from fedgossip.base.errors import BudgetError, ConfigError
     from fedgossip.data.partitions import PLACE
     from fedgossip.data.record_groups import source_digest
@@ -173,9 +171,10 @@ def _heeding_ledger(
     from fedgossip.plans.tasks import released_rows
 
     e = plan.experiment
-    if node >= plan.learners or node in refused or not e.data.where or e.budget:
+    path = _ledger_of(known)
+    if node >= plan.learners or node in refused or e.budget or not path.exists():
         return plan, refused
-    source, path = e.data.source.replace(PLACE, str(node)), _ledger_of(known)
+    source = e.data.source.replace(PLACE, str(node))
     with contextlib.closing(SpentLedger(path, "none", data_of(source, node), source_digest(source))) as ledger:
         try:
             ledger.check_rows(e.task.kind, released_rows(e, source), e.data.suppress)

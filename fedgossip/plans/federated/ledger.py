@@ -4,10 +4,10 @@
 
 The budget belongs to the records, not to a folder.  Records are recognised by their file's path or digest
 (`data.record_groups`); lines linked by either are one data set.  Releases without noise have a line, outside any
-epsilon; so have the clients of exact sums, which must be the same in all runs, and their records, if data.where selects
-some: two subsets with almost the same records disclose the others.  A site may limit the total of all runs; the latest
-such line applies.  A line is on disk before its release and before the run's log: a crash counts at most one
-release too many.  Lines that are missing here are added from logs.
+epsilon; so have the clients of exact sums, which must be the same in all runs, and their records, if data.where or
+data.missing leave some out: two subsets with almost the same records disclose the others.  A site may limit the total
+of all runs; the latest such line applies.  A line is on disk before its release and before the run's log: a crash
+counts at most one release too many.  Lines that are missing here are added from logs.
 """
 
 from __future__ import annotations
@@ -126,13 +126,17 @@ class SpentLedger:
         return Counter(one.exact for one in self._set if one.exact and one.log != log)
 
     def check_rows(self, what: str, rows: str, least: int) -> None:
-        """Raise BudgetError if a release of these rows and earlier ones of the same records differ by sums over fewer
-        than `least` records.
+        """Raise BudgetError if a release of these rows ("": all) and earlier ones of the same records differ by sums
+        over fewer than `least` records.
         """
-        before = {one.rows for one in self._set if one.rows and one.records == self._records}
-        if rows and fewest_alike({rows, *before}) < least:
-            text = f"{what} of the records in data.where: by its difference to an earlier release"
-            advice = "Take the condition of an earlier release, or one that differs from each by more records."
+        before = {one.rows for one in self._set if one.exact and one.records == self._records}
+        fewest = fewest_alike({rows, *before}) if before else None
+        if fewest is not None and fewest < least:
+            text = f"{what} of other records: by its difference to an earlier release"
+            advice = (
+                "Take data.where, and the columns with empty cells that data.missing drops, of an earlier release; or "
+                "others, which differ from each by more records."
+            )
             raise BudgetError(f"{text} it would disclose sums of fewer than {least} records", advice)
 
     def note_exact(self, what: str, log: str, rows: str = "", least: int = 1) -> None:

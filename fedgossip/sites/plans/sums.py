@@ -275,7 +275,7 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
         source, unit = sources[node], budget.unit if budget else "none"
         return contextlib.closing(SpentLedger(path, unit, data_of(source, node), source_digest(source)))
 
-    for node in (one for one in here if rows[one]):  # all before the first line is written
+    for node in here if budget is None else ():  # all before the first line is written
         with opened(node) as ledger:
             try:
                 ledger.check_rows(kind, rows[node], e.data.suppress)
