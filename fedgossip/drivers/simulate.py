@@ -44,7 +44,7 @@ from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
 """Minimum number of nodes for excluding existing objects from garbage collection."""
-ALLOCATED_MOST = 10
+ALLOCATED_MOST = 100
 """Number of objects per node allocated between two collections."""
 
 WATCHED_ELEMENTS = 1 << 16

@@ -359,10 +359,16 @@ class Host:
                 self._report_route(node, relay)
             case Relocated(address):
                 self.dispatch(Moved(address))
-            case Rejected(int(), "handshake"):
-                self._give_up_on(event)
             case Rejected():
-                self._reject(event)
+                self._take_rejection(event)
+
+    def _take_rejection(self, event: Rejected) -> None:
+        if event.sender is not None and event.reason == "handshake":
+            self._give_up_on(event)
+            return
+        if event.sender is not None and event.reason == "twin":  # it may follow the other one; if not, this is why
+            self._refused[event.sender] = event
+        self._reject(event)
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """Accept a partner of the same experiment, or report it as gone."""

@@ -211,6 +211,20 @@ def test_a_second_process_with_one_identity_is_a_twin_and_changes_nothing(links:
     assert machine.links_told() == [PeerJoined(1)]
 
 
+def test_a_process_whose_key_another_one_uses_ends_with_that_when_its_coordinator_is_gone(links: Links) -> None:
+    refused = Rejected(1, "twin", "another process with our key is connected", "Stop one of the two.")
+    ended = Host(0, Told(), links, Averaging(2, 4), HELLO, ports())
+    for event in (refused, LinkDown(1)):
+        ended._take_event(event)
+    ended._fire(("grace", 1))
+    assert ended._turned_away and "another process with our key" in str(ended._fatal)
+    follows = Host(0, machine := Told(), links, Averaging(2, 4), HELLO, ports())
+    for event in (refused, LinkUp(1), process(5), LinkDown(1)):
+        follows._take_event(event)
+    follows._fire(("grace", 1))
+    assert machine.links_told() == [PeerJoined(1), PeerGone(1)] and follows._fatal is None, "the other one has ended"
+
+
 @pytest.mark.parametrize(
     "later",
     [

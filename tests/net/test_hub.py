@@ -236,6 +236,20 @@ def test_another_process_with_the_same_key_is_told_so_and_waits_until_the_first_
         w.until(lambda: w.arrived(1, Contribution))
 
 
+def test_another_process_with_the_same_key_sees_the_end_of_the_coordinator() -> None:
+    """It has no link, so no end of one was reported: it waited for coordinator.silence, ten minutes."""
+    with wheel(1) as w:
+        w.spoke(0, replace(HELLO, process=5))
+        w.until(lambda: w.up(1) and w.up(0))
+        first = w.spokes.pop(0)
+        w.forget()
+        w.spoke(0, replace(HELLO, process=6))
+        w.until(lambda: "twin" in w.reasons(0))
+        w.hub.close()
+        heard_until(w.spokes[0], lambda seen: LinkDown(1) in seen)
+        first.close()
+
+
 def test_a_hub_that_is_back_on_its_port_is_called_again_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STRANGERS", 0)
     n = 30

@@ -67,6 +67,8 @@ class ClientLinks(Wakeable):
         self._outbox = Outbox(self._cuts)
         self._asked = self._turn = -1  # transfers
         self._connected = self._up = False
+        self._twin = False
+        """Whether another process with our key has the link."""
         self._greeting = partner_link.Greeting()
         self._late: list[LinkEvent] = []
         self.bytes_sent = self.dropped = 0
@@ -260,6 +262,7 @@ class ClientLinks(Wakeable):
 
     def _read_control(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
         if kind == TWIN:
+            self._twin = True
             text = "another process with our key is connected to the coordinator, and was here before"
             events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
         elif kind == GO and transfer == self._asked:
@@ -360,9 +363,9 @@ class ClientLinks(Wakeable):
         self._call.offer = None
         self._outbox.clear()
         self.traffic.note_frame(self._coordinator, more=False)
-        if self._up:
+        if self._up or self._twin:
             events.append(LinkDown(self._coordinator))
-        self._connected = self._up = False
+        self._connected = self._up = self._twin = False
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
