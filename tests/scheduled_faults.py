@@ -1,13 +1,16 @@
 """A schedule of the explorer as a fault script, and the simulator under it: what is broken here is broken there.
 
 The machines pass through the schedule once more, now by a clock that advances by STEP before every step; a timer fires
-at its own time.  The times give the delays of messages, the durations of trainings, the seconds of crashes, and sleeps
-where a timer is late.  Notices of ends and crashes take the simulator's time, and machines measure other times, so the
-script is tried in the simulator, and reduced there to the necessary faults.
+at its own time.  Where the simulator then breaks nothing, only the order at each participant is kept (`Timed`).  The
+times give the
+delays of messages, the durations of trainings, the seconds of crashes, and sleeps where a timer is late.  The notice of
+an end is a cut link, since the simulator sends it when all have ended.  Notices of crashes take the simulator's time,
+and machines measure other times, so the script is tried in the simulator, and reduced there to the necessary faults.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,6 +27,7 @@ from exploring import (
     Explorer,
     Participant,
     Schedule,
+    State,
     View,
     World,
     WrongError,
@@ -43,7 +47,9 @@ from fedgossip.simulation.simulator import Simulator
 NS = 1_000_000_000
 STEP, LATENCY = 10_000, 1_000
 """Time between two steps of a schedule, and of every message without a fault, in nanoseconds."""
-SETTINGS = {"latency": LATENCY / NS, "training": STEP / NS, "jitter": 0.0}
+DETECTION = 5_000
+"""Time until a broken link is reported: a message a STEP earlier has arrived."""
+SETTINGS = {"latency": LATENCY / NS, "training": STEP / NS, "jitter": 0.0, "detection": DETECTION / NS}
 SOON = 1e-9
 """Seconds in which one training begins, and no other."""
 
@@ -57,12 +63,117 @@ class NoScriptError(Exception):
 
 # --- from steps to times ----------------------------------------------------------------------------------------------
 
+Apart = tuple[int, int, int]
+"""(a step, another, nanoseconds): the first is at least so much later."""
+
+
+@dataclass
+class Timed:
+    """The times of a schedule's steps, from their order at each participant: steps of two participants commute.
+
+    A step is after the participant's last one and after the message that it delivers was sent; a timer fires when due,
+    and no event comes to a participant between a timer's time and its firing.  All are differences of two times, whose
+    least solution is a longest path (Cormen et al., Introduction to Algorithms, 24.4).
+    """
+
+    explorer: Explorer
+    _apart: list[Apart] = field(default_factory=list)
+    _last: dict[Any, int] = field(default_factory=dict)
+    """The last step of each participant, and the last that took a message from each link."""
+    _sent: dict[tuple[NodeId, NodeId], list[int]] = field(default_factory=dict)
+    """The steps that sent the messages under way on a link."""
+    _timers: dict[NodeId, dict[Any, tuple[int, int]]] = field(default_factory=dict)
+    """The step that set each timer, and its nanoseconds."""
+
+    def order(self, actions: Schedule) -> list[tuple[int, Action]]:
+        """Return (time, step) in the order of times."""
+        before, state, taken = None, self.explorer.start(), list[Action]()
+        self._sends(state, 0)
+        for node in range(len(state.nodes)):
+            self._sets(state, state, node, 0)
+        for action in actions:
+            before = state
+            try:
+                state = self.explorer.after(state, action)
+            except WrongError:
+                state = before
+            taken.append(action)
+            self._steps(before, state, action, len(taken))
+        return sorted(zip(self._solve(len(taken))[1:], taken, strict=True), key=lambda one: one[0])
+
+    def _steps(self, before: State, state: State, action: Action, step: int) -> None:
+        alone = action.what in ("crash", "return", "cut")  # in its place among all steps
+        what, node, detail = _taken(action)
+        if what in ("deliver", "drop", "repeat"):
+            link = detail, node
+            sent = self._sent[link].pop(0)
+            if what == "repeat":
+                self._sent[link].append(sent)
+            self._apart += [(step, sent, 0 if what == "drop" else STEP), (step, self._last.get(link, 0), 0)]
+            self._last[link] = step
+        if what != "drop":
+            places = [0, *self._last.values()] if alone else [self._last.get(node, 0), self._last.get("alone", 0)]
+            self._apart += [(step, place, STEP) for place in places]
+            self._last[node] = step
+        if alone:
+            self._last["alone"] = step
+            self._timers[node] = {}
+        if what in ("fire", "hurry"):
+            key = self.explorer.nodes.of[before.nodes[node]].timers[0][1]
+            place, after_ns = self._timers[node].pop(key)
+            self._apart += [(step, place, after_ns), (place, step, -after_ns)]
+        if what != "drop":
+            self._apart += [(place, step, STEP - after_ns) for place, after_ns in self._timers[node].values()]
+            self._sets(before, state, node, step)
+        self._sends(state, step)
+
+    def _sets(self, before: State, state: State, node: NodeId, step: int) -> None:
+        known = self._timers.setdefault(node, {})
+        timers = {key: due for due, key in self.explorer.nodes.of[state.nodes[node]].timers}
+        old = {} if state is before else {key: due for due, key in self.explorer.nodes.of[before.nodes[node]].timers}
+        for key in {*known} - {*timers}:
+            del known[key]
+        known |= {key: (step, due - state.now_ns) for key, due in timers.items() if key not in known or old[key] != due}
+
+    def _sends(self, state: State, step: int) -> None:
+        mail = dict(state.mail)
+        for link in {*mail, *self._sent}:
+            queue, known = mail.get(link, ()), self._sent.setdefault(link, [])
+            if len(queue) < len(known):
+                known.clear()  # lost with a participant
+            known += [step] * (len(queue) - len(known))
+
+    def _solve(self, steps: int) -> list[int]:
+        """Return the least times.  Where an event must be behind a timer's time, that timer is late."""
+        times, behind = [0] * (steps + 1), [list[tuple[int, int]]() for _ in range(steps + 1)]
+        for step, other, by in sorted(self._apart, key=lambda one: one[2] < 0):  # later ones first; then the timers
+            if (raised := _raised(times, behind, (step, other, by))) is not None:
+                behind[other].append((step, by))
+                for at, time in raised.items():
+                    times[at] = time
+        return times
+
+
+def _raised(times: Sequence[int], behind: Sequence[Sequence[tuple[int, int]]], apart: Apart) -> dict[int, int] | None:
+    """Return the times that one more difference raises; None if it has no solution with the others."""
+    step, other, by = apart
+    raised, waiting = dict[int, int](), deque([(step, times[other] + by)])
+    while waiting:
+        at, time = waiting.popleft()
+        if time > raised.get(at, times[at]):
+            if at in (0, other):
+                return None
+            raised[at] = time
+            waiting += [(after, time + more) for after, more in behind[at]]
+    return raised
+
 
 @dataclass
 class Scripter:
-    """Passes through a schedule by STEP, and keeps what must happen to messages, trainings and participants."""
+    """Passes through a timed schedule, and keeps what must happen to messages, trainings and participants."""
 
     explorer: Explorer
+    in_order: bool
     strikes: list[Scripted] = field(default_factory=list)
     _under_way: dict[tuple[NodeId, NodeId], list[tuple[int | None, int, int | None]]] = field(default_factory=dict)
     """Of each message on a link: its number, when it was sent, and when its first copy arrived."""
@@ -76,30 +187,35 @@ class Scripter:
         state = self.explorer.start()
         self._record(state)
         now_ns = 0
-        for action in actions:
+        timed = [(0, one) for one in actions] if self.in_order else Timed(self.explorer).order(actions)
+        for at_ns, action in timed:
             if not self._is_possible(state, action):
                 continue  # a measured time is no longer nothing, so a timer differs
-            now_ns = self._time(state, action)
-            self._before(action, now_ns)
+            soon_ns = now_ns + (STEP if self.in_order and action.what != "drop" else 0)
+            now_ns = self._time(state, _taken(action), max(at_ns, soon_ns), now_ns)
+            self._before(state, _taken(action), now_ns)
+            if action.what in ("crash", "cut"):
+                self._lose(action.at)
+            sent = dict(self._sent)
             try:
                 state = self.explorer.after(state._replace(now_ns=now_ns), action)
             except WrongError:
                 break
             self._record(state)
+            if action.what in ("crash", "cut"):
+                new = [(*link, last) for link, last in self._sent.items() if last != sent.get(link)]
+                self._falls(action, new, now_ns)
         self._to_the_end(now_ns + LONGEST * STEP)
         return self.strikes
 
     def _is_possible(self, state: Any, action: Action) -> bool:
         if action.what in ("fire", "hurry"):
             return bool(self.explorer.nodes.of[state.nodes[action.at]].timers)
-        return action.what == "cut" or action in self.explorer.actions(state)
+        return _taken(action) in self.explorer.actions(state)
 
-    def _time(self, state: Any, action: Action) -> int:
-        if action.what == "cut":
-            raise NoScriptError(f"{action}: a crash within a step")
-        now_ns: int = state.now_ns
+    def _time(self, state: State, action: Action, at_ns: int, now_ns: int) -> int:
         if action.what not in ("fire", "hurry"):
-            return now_ns if action.what == "drop" else now_ns + STEP
+            return at_ns
         due_ns, _ = self.explorer.nodes.of[state.nodes[action.at]].timers[0]
         if due_ns >= now_ns:
             return int(due_ns)
@@ -107,9 +223,12 @@ class Scripter:
         self._strike((), kind="sleep", peers=[action.at], start=due_ns / NS, seconds=(late_ns - due_ns) / NS)
         return late_ns
 
-    def _before(self, action: Action, now_ns: int) -> None:
+    def _before(self, state: State, action: Action, now_ns: int) -> None:
         what, node, detail = action
         if what in ("deliver", "drop", "repeat"):
+            if self._is_of_an_end(state, detail, node):  # the simulator sends it when all have ended: a cut does so now
+                since_ns = now_ns - LATENCY - DETECTION
+                self._strike((), kind="partition", groups=[[detail], [node]], start=since_ns / NS)
             number, sent_ns, first_ns = self._under_way[detail, node].pop(0)
             if what == "repeat":
                 self._under_way[detail, node].append((number, sent_ns, now_ns))
@@ -119,16 +238,29 @@ class Scripter:
                 self._arrives((detail, node, number), sent_ns, first_ns, now_ns)
         elif what == "trained":
             self._trains(node, self._began[node].pop(detail), now_ns)
-        elif what == "crash":
-            for (sender, to), queue in self._under_way.items():
-                for number, _, first_ns in queue if to == node else ():
-                    if number is not None and first_ns is None:
-                        self._strike((sender, to, number), kind="drop")
-            self._began[node] = []
-            self._crashed[node] = now_ns, self._strike((), kind="crash", peers=[node], start=now_ns / NS)
         elif what == "return":
             crashed_ns, crash = self._crashed[node]
             crash["after"] = (now_ns - crashed_ns) / NS
+
+    def _lose(self, node: NodeId) -> None:
+        for (sender, to), queue in self._under_way.items():
+            for number, _, first_ns in queue if to == node else ():
+                if number is not None and first_ns is None:
+                    self._strike((sender, to, number), kind="drop")
+        self._began[node] = []
+
+    def _falls(self, action: Action, sent: Sequence[tuple[NodeId, NodeId, int]], now_ns: int) -> None:
+        """A crash by itself, or behind the last messages that it has `sent` in its step."""
+        own = [message for message in sent if message[0] == action.at]
+        if action.what == "cut" and not own:
+            raise NoScriptError(f"{action}: nobody is there for its messages")
+        keys: dict[str, Any] = {} if own else {"peers": [action.at], "start": now_ns / NS}
+        self._crashed[action.at] = now_ns, self._strike(own[0] if own else (), kind="crash", **keys)
+
+    def _is_of_an_end(self, state: State, sender: NodeId, to: NodeId) -> bool:
+        """Whether the next message of the link is the notice that `sender` has ended."""
+        number = dict(state.mail)[sender, to][0]
+        return not self.explorer.is_message(number) and self.explorer.nodes.of[state.nodes[sender]].finished
 
     def _arrives(self, message: Any, sent_ns: int, first_ns: int | None, now_ns: int) -> None:
         if message[2] is None:
@@ -171,6 +303,11 @@ class Scripter:
         for node, number in enumerate(state.nodes):
             began = self._began.setdefault(node, [])
             began += [state.now_ns] * (len(self.explorer.nodes.of[number].jobs) - len(began))
+
+
+def _taken(action: Action) -> Action:
+    """The step that an action takes; a crash within it is behind that."""
+    return action.detail[0] if action.what == "cut" else action
 
 
 def faults_of(strikes: Sequence[Scripted]) -> list[dict[str, Any]]:
@@ -278,14 +415,15 @@ def counter_example(world: World, budget: Budget, schedule: Schedule) -> list[di
         raise NoScriptError("no simulator has these machines")
     explorer = Explorer(world, budget)
     actions, wrong = explorer.played(schedule)
-    strikes = Scripter(explorer).script(actions)
 
     def breaks(some: Sequence[Scripted]) -> bool:
         return kind_of(WatchedRun(world, budget).wrong(faults_of(some))) == kind_of(wrong)
 
-    if not breaks(strikes):
-        raise NoScriptError(f"not in the simulator: {wrong}")
-    return faults_of(shortest(strikes, breaks))
+    for in_order in (True, False):
+        strikes = Scripter(explorer, in_order).script(actions)
+        if breaks(strikes):
+            return faults_of(shortest(strikes, breaks))
+    raise NoScriptError(f"not in the simulator: {wrong}")
 
 
 def write_script(folder: Path, world: World, faults: Sequence[dict[str, Any]]) -> str:

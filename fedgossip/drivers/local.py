@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base import owner_files, signals
-from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINTS, EXPERIMENT, LOG, PEERS
 from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.participant import check_processes, check_recordable, check_selection
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, RunProcesses, Striker, processes_for
 from fedgossip.experiment import BEST, Experiment, load_experiment
+from fedgossip.faults import Crash
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan, faults_of
 from fedgossip.plans.gossip.gossip_checks import check_real
@@ -69,6 +70,8 @@ def check_local(plan: Plan, trace_bytes: int = 0) -> None:
     check_recordable(plan, trace_bytes)
     check_selection(plan, whole=True)
     check_real(plan.experiment)
+    if any(isinstance(fault, Crash) and fault.messages for fault in plan.experiment.faults):
+        raise ConfigError("faults: a crash behind messages is only simulated", "Run it with --on sim, or give start.")
 
 
 def run_local_plan(

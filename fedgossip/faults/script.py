@@ -30,6 +30,8 @@ class Fate:
 
     delay_ns: int = 0
     held_ns: tuple[int, ...] = (0,)
+    fells: Crash | None = None
+    """The crash of its sender behind it."""
 
     @property
     def lost(self) -> bool:
@@ -179,6 +181,15 @@ class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
 
     after: Seconds | None = None
     """Seconds until the process restarts; none: never."""
+    messages: tuple[tuple[Peer, Peer, Peer], ...] | None = None
+    """In place of a time, and only simulated: [[0, 1, 5]] is a crash of peer 0 within a step, behind message 5 from it
+    to peer 1 and the others that it sends with it, before what it then writes to disk.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.messages is not None and (self.peers is not None or self.every is not None):
+            raise ValueError("give `messages`, or `peers` and `every`")
 
     @property
     def back(self) -> float | None:
@@ -241,6 +252,8 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
 
 def _killed(fault: Crash, n: int) -> list[NodeId]:
     """Return the peers that `fault` kills permanently; with few strikes some survive."""
+    if fault.messages is not None:
+        return sorted({sender for sender, _, _ in fault.messages})
     peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
     if fault.every is None or fault.stop is None:
         return peers
@@ -302,6 +315,7 @@ class FaultScript:
         check(self.faults, n, links)
         self._named = list(enumerate(self.faults))
         self._slowing = [fault for fault in self.faults if isinstance(fault, Slow)]
+        self._felling = [fault for fault in self.faults if isinstance(fault, Crash) and _is_within_a_step(fault)]
         self._of_link: dict[tuple[NodeId, NodeId], list[tuple[int, Fault]]] = {}
 
     def __bool__(self) -> bool:
@@ -310,7 +324,7 @@ class FaultScript:
     @property
     def touches_messages(self) -> bool:
         """Whether the script acts on links, so that drivers must call `fate` or `cut`."""
-        return any(isinstance(fault, OnLinks | Partition) for fault in self.faults)
+        return any(isinstance(fault, OnLinks | Partition) or _is_within_a_step(fault) for fault in self.faults)
 
     @property
     def restarts(self) -> bool:
@@ -320,6 +334,7 @@ class FaultScript:
     def fate(self, sender: NodeId, to: NodeId, number: int, now_ns: int) -> Fate:
         """Return the fate of message `number` from `sender` to `to`, apart from cuts."""
         delay, held, copies = 0, 0, [0]
+        fells = next((one for one in self._felling if (sender, to, number) in (one.messages or ())), None)
         for index, fault in self._on(sender, to):
             if not isinstance(fault, OnMessages) or not fault.on(now_ns) or not fault.affects(sender, to, number):
                 continue
@@ -327,15 +342,15 @@ class FaultScript:
                 continue
             match fault:
                 case Drop():
-                    return LOST
+                    return Fate(held_ns=(), fells=fells) if fells else LOST
                 case Delay(seconds=seconds):
                     delay += ns(seconds)
                 case Reorder(seconds=seconds):
                     held += ns(seconds * self._drawn(index, sender, to, number, 1))
                 case Duplicate(seconds=seconds):
                     copies.append(ns(seconds or 0.0))
-        harmed = delay or held or len(copies) > 1
-        return Fate(delay, tuple(held + later for later in copies)) if harmed else UNHARMED
+        harmed = delay or held or len(copies) > 1 or fells
+        return Fate(delay, tuple(held + later for later in copies), fells) if harmed else UNHARMED
 
     def cut(self, a: NodeId, b: NodeId, now_ns: int) -> bool:
         """Return whether a partition or a flap separates `a` and `b`."""
@@ -389,7 +404,7 @@ class FaultScript:
             case Slow(factor=factor):
                 for node in self._peers(fault):
                     yield Turn(begin, "slow", node, factor)
-            case Crash() | Sleep():
+            case Crash() | Sleep() if not _is_within_a_step(fault):
                 yield from self._strikes(index, fault)
 
     def _strikes(self, index: int, fault: Crash | Sleep) -> Iterator[Strike]:
@@ -416,6 +431,10 @@ class FaultScript:
 
     def _peers(self, fault: OnPeers) -> list[NodeId]:
         return list(range(self.n)) if fault.peers is None else sorted(set(fault.peers))
+
+
+def _is_within_a_step(fault: Fault) -> bool:
+    return isinstance(fault, Crash) and fault.messages is not None
 
 
 def _hits(fault: Fault, a: NodeId, b: NodeId) -> bool:

@@ -62,7 +62,18 @@ from fedgossip.core.records import EventRow, Row, event_row, give_all
 from fedgossip.core.task import Job, LocalTask, begin_training, choose_rows, give_memory_with, memory_with
 from fedgossip.core.timeline import TimelineLog
 from fedgossip.core.wire import wire_bytes
-from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
+from fedgossip.faults import (
+    MOST_IN_VAIN,
+    NOTHING,
+    UNHARMED,
+    Crash,
+    Fate,
+    FaultScript,
+    Happening,
+    RunProgress,
+    Strike,
+    Turn,
+)
 from fedgossip.simulation.network import (
     NO_COST,
     NS,
@@ -314,17 +325,23 @@ class Simulator:
                 sends.append(effect)
                 continue
             if sends:
-                self._send(node, sends)
+                if fells := self._send(node, sends):
+                    break
                 sends = []
             performed[type(effect)](self, node, effect)
-        if sends:
-            self._send(node, sends)
+        else:
+            fells = self._send(node, sends) if sends else None
+        if fells:
+            self._crash(node, None if fells.after is None else self.now_ns + int(fells.after * NS))
 
-    def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
-        """Send messages in order; one message to several neighbours is one object, whose size is computed once."""
+    def _send(self, node: NodeId, sends: Sequence[Send]) -> Crash | None:
+        """Send messages in order, and return a crash behind them.
+
+        One message to several neighbours is one object, whose size is computed once.
+        """
         dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
         paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
-        times = 0
+        times, fells = 0, None
         for send in sends:
             to, message = send.to, send.message
             link = node, to
@@ -341,10 +358,11 @@ class Simulator:
             if cuts and link in cuts:
                 self.connections.wait(link, received, cost)
             else:
-                self._carry(link, received, cost)
+                fells = self._carry(link, received, cost).fells or fells
         self._meters[node].record_sent(*cost, times)
+        return fells
 
-    def _carry(self, link: Link, received: Received, cost: Cost) -> None:
+    def _carry(self, link: Link, received: Received, cost: Cost) -> Fate:
         (sender, to), (size, payload), now_ns = link, cost, self.now_ns
         fate = self._fate(link) if self._touched else UNHARMED
         begins_ns, sent_ns, first_ns = self.network.times(sender, to, size, now_ns, fate.delay_ns)
@@ -365,6 +383,7 @@ class Simulator:
                 self._count("lost")
             elif len(fate.held_ns) > 1:
                 self._count("duplicated")
+        return fate
 
     def _fate(self, link: Link) -> Fate:
         self._sent[link] = number = self._sent.get(link, -1) + 1

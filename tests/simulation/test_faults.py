@@ -31,6 +31,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Leaving
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.drivers.local import check_local
 from fedgossip.experiment import faults_in, load_experiment
 from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
 from fedgossip.faults.script import Drop
@@ -92,6 +93,24 @@ def test_single_messages_are_named_by_sender_receiver_and_number() -> None:
     assert script({"kind": "duplicate", "seconds": 0.5}).fate(0, 1, 0, 0).held_ns == (0, NS // 2)
 
 
+def test_a_crash_behind_a_message_has_no_time_and_no_other_message() -> None:
+    crash = script({"kind": "crash", "messages": [[0, 1, 5]], "after": 1.0}, {"kind": "drop"}, links=RING)
+    assert [number for number in range(9) if crash.fate(0, 1, number, 0).fells] == [5]
+    assert crash.fate(0, 1, 5, 0).lost and not crash.fate(1, 0, 5, 0).fells
+    assert crash.touches_messages and crash.restarts and list(crash.happenings()) == []
+
+
+def test_a_peer_that_crashes_within_a_step_has_sent_and_not_written() -> None:
+    """Its neighbours have the model of a round that it takes again from the checkpoint before."""
+    case = {"rounds": 12, "topology": {"graph": "ring", "n": 4}, "task": {"kind": "averaging", "dtype": "float64"}}
+    crash = {"kind": "crash", "messages": [[0, 1, 4]], "after": 0.01}
+    run = simulate(case | {"faults": [crash]})
+    events = {name: run.summary["events"].get(name, 0) for name in ("crashed", "restarted")}
+    assert events == {"crashed": 1, "restarted": 1} and run.summary["status"] == "finished"
+    with pytest.raises(ConfigError, match="only simulated"):
+        check_local(compose.plan(load_experiment(case | {"faults": [crash]})))
+
+
 def test_peers_in_no_group_of_a_partition_are_one_more() -> None:
     parted = script({"kind": "partition", "groups": [[0, 1], [2]]})
     assert [parted.cut(a, b, 0) for a, b in ((0, 1), (0, 2), (0, 5), (5, 7))] == [False, True, True, False]
@@ -138,6 +157,8 @@ def test_every_so_often_another_peer_is_struck_and_nobody_who_is_away() -> None:
         ({"kind": "drop", "messages": [[0, 8, 5]]}, "there is no peer 8"),
         ({"kind": "drop", "messages": []}, "strikes no peer"),
         ({"kind": "drop", "messages": [[0, 1, 5]], "peers": [0]}, "give `messages`, or `peers` and `links`"),
+        ({"kind": "crash", "messages": [[0, 1, 5]], "peers": [0]}, "give `messages`, or `peers` and `every`"),
+        ({"kind": "crash", "messages": [[0, 2, 5]]}, "0 and 2 are no neighbours"),
         ({"kind": "flap", "seconds": 1.0, "messages": [[0, 1, 5]]}, "unknown key"),
         ({"kind": "drop", "start": 5.0, "stop": 5.0}, "not after start"),
         ({"kind": "partition", "groups": [[0, 1], [1, 2]]}, "peer 1 is in two groups"),
