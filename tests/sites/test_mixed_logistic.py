@@ -407,3 +407,14 @@ def test_a_point_at_which_sites_differ_without_end_is_refused(monkeypatch: pytes
     for s, why in ((4.0, ""), (4.1, "its sums lead to no point")):
         monkeypatch.setattr(MixedLogistic, "state", lambda *_, s=s: MixedSearch(np.array([0.0, 0.0, 0.0, s])))
         assert task.uneven(0, 1, vector) == why
+
+
+def test_a_fit_without_an_end_states_it(tmp_path: Path) -> None:
+    """Of a column that determines every outcome, until sites refuse a point at which few of their records count."""
+    tables = [(x, (x[:, 0] > 60).astype(float)) for x, _ in hospitals(0.0)]
+    folder = write(tmp_path, tables, ("age", "bmi"))
+    said = typed(["fit", "ill.toml"], folder)
+    assert said.code == 9 and not (folder / "fits/ill/model").exists(), said
+    found = msgspec.json.decode((folder / "fits/ill/tables.json").read_bytes(), type=FamilyFit)
+    assert found.problem.startswith("not at the end")
+    assert all(isinstance(row[1], float) and isinstance(row[2], float) for row in found.tables[0].rows)

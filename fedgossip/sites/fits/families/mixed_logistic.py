@@ -59,7 +59,7 @@ from fedgossip.sites.fits.families.family import (
 )
 from fedgossip.sites.fits.few_values import few_share, is_coarse
 from fedgossip.sites.fits.glm.glm import FAMILIES, Values, in_units, rank_of, start
-from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOURCE_OF, coefficient, layer_of, rounded_to
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOURCE_OF, coefficient, known, layer_of, rounded_to
 
 LEAST = 5
 """Minimum number of sites: estimates and errors are four numbers of intercept and deviation, of two of each site."""
@@ -321,23 +321,25 @@ class MixedLogistic:
         s = 0.0 if s < NONE else s
         estimates = turned @ state.point[:-1]
         errors, error = np.full(width, math.nan), math.nan
-        if state.is_over:
-            information = symmetric(pooled[-1]["information"], width + 1)
-            curved = float(np.linalg.eigvalsh(information).min()) > 0
-            kept = width + 1 if s and curved else width
+        last = pooled[-1] if state.is_over else next(one for one in pooled[STEPS:0:-1] if one.sites)
+        information = symmetric(last["information"], width + 1)
+        sizes = (width + 1, width) if s else (width,)
+        kept = next((k for k in sizes if np.linalg.eigvalsh(information[:k, :k]).min() > 0), 0)
+        if kept:
             spread = np.linalg.inv(information[:kept, :kept])
             errors = np.sqrt(np.diag(turned @ spread[:width, :width] @ turned.T))
             error = math.sqrt(spread[-1, -1]) if kept > width else math.nan
         few = few_share(d, products, first.records, agreed, first["outcomes"].reshape(2, -1)) or is_coarse(d, agreed)
         errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
         if few:
-            both = zip(estimates.tolist(), errors.tolist(), strict=True)
-            estimates, s = np.array([rounded_to(one, one_of, 3) for one, one_of in both]), rounded_to(s, error, 3)
+            both = zip([*estimates.tolist(), s], [*errors.tolist(), error if s else 0.0], strict=True)
+            *shown, s = (rounded_to(one, one_of, 3) if math.isfinite(one_of) else math.nan for one, one_of in both)
+            estimates = np.array(shown)
         rows: list[tuple[Cell, ...]] = []
         for name, *values in zip((INTERCEPT, *d.columns), estimates.tolist(), errors.tolist(), strict=True):
             one = coefficient(name, *values)
             ratio: tuple[Cell, ...] = (None, None, None) if name == INTERCEPT else one.ratio
-            rows.append((name, one.estimate, one.error, one.statistic, one.p, one.low, one.high, *ratio))
+            rows.append((name, known(one.estimate), one.error, one.statistic, one.p, one.low, one.high, *ratio))
         head = ("", "estimate", "std. error", "z", "p", "95 % from", "to", "odds ratio", "ratio from", "ratio to")
         remarks = ["errors have two digits: each site rounds its sums, which exact would disclose its own"]
         if state.is_over:
@@ -352,7 +354,7 @@ class MixedLogistic:
             ResultTable("estimates", head, tuple(rows), ("odds ratio", "ratio from", "ratio to", 1.0)),
             ResultTable("between sites", ("", "value", "95 % from", "to"), between(s, error)),
         )
-        problem = "" if state.is_over else f"not at the end: an estimate diverges, or {CUT_SHORT}.  {LOOK}"
+        problem = "" if state.is_over and kept else f"not at the end: an estimate diverges, or {CUT_SHORT}.  {LOOK}"
         of = f"{d.outcome} = {d.classes[1]}"
         return FamilyResult(
             f"logistic mixed model of {of}, random intercept of {first.sites} sites", tables, remarks, problem
@@ -370,7 +372,7 @@ class MixedLogistic:
 def between(s: float, error: float) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the deviation of sites, with intervals that begin at 0 or above."""
     reach = 1.959963984540054 * error
-    ends: list[float | None] = [s, max(0.0, s - reach), s + reach] if math.isfinite(reach) else [s, None, None]
+    ends = [known(s), *([max(0.0, s - reach), s + reach] if math.isfinite(reach) else [None, None])]
 
     def row(name: str, of: Callable[[float], float]) -> tuple[Cell, ...]:
         return (name, *(None if one is None else of(one) for one in ends))
