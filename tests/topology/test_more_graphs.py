@@ -155,10 +155,18 @@ def test_matcha_finds_the_published_probabilities(budget, printed):
     assert left == pytest.approx(printed, abs=3e-6)
     ready = resolve_schedule(f"matcha:{budget}:matcha-8", seed=1)
     assert np.linalg.eigvalsh(ready.moment(np.eye(8) - 1 / 8))[-1] == pytest.approx(printed, abs=3e-6)
+    assert forecast_of(ready).expected_contraction == pytest.approx(printed, abs=3e-6)
     assert p.sum() <= 5 * budget + 1e-9
     if budget == 0.5:
         assert p == pytest.approx([0.983728, 0, 0.758138, 0.758134, 0], abs=3e-5)
         assert step == pytest.approx(0.396429, abs=1e-5)
+
+
+def test_a_drawn_matching_contracts_as_its_formula_has_it():
+    """W = (I + P) / 2 of a matching P is a projection, so E[W'W] = E[W]; E[P] = (n J - I) / (n - 1)."""
+    found = forecast_of(resolve_schedule("random-matching", 16, seed=1)).expected_contraction
+    assert found == pytest.approx(0.5 - 1 / 30, abs=1e-12)
+    assert forecast_of(resolve_schedule("one-peer-exponential", 16)).expected_contraction is None  # nothing is drawn
 
 
 def test_probabilities_are_the_best_there_are():
