@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -33,7 +34,7 @@ Seat = Callable[[threading.Event, SharedParts], PeerEnded]
 
 
 def run_seats(seats: Mapping[NodeId, Seat]) -> dict[NodeId, PeerEnded | FedgossipError]:
-    """Run all participants to their ends, each in a thread; return each end, or the error.
+    """Run all participants to their ends, each in a thread; return each end, or the error, an unforeseen one too.
 
     An interrupt stops all of them, and a second one raises KeyboardInterrupt.  Raises NetworkError if this process
     cannot open enough files.
@@ -47,6 +48,10 @@ def run_seats(seats: Mapping[NodeId, Seat]) -> dict[NodeId, PeerEnded | Fedgossi
                 ended[node] = seats[node](stop, shared)
             except FedgossipError as error:
                 ended[node] = error
+            except Exception as error:  # such as of a disk: it ends this client, as its own process, and no other
+                sys.stderr.write(traceback.format_exc())
+                text = f"{type(error).__name__}: {error}"
+                ended[node] = FedgossipError(text, "The lines above are its cause; continue with --resume.")
             if len(ended) == len(seats):
                 over.set()
 

@@ -16,6 +16,7 @@ from test_coordinator_commands import Site
 from fedgossip import simulate
 from fedgossip.base.vectors import digest
 from fedgossip.core.records import EventRow, read_rows
+from fedgossip.drivers.gateway import run_seats
 from fedgossip.drivers.peer import run_peer
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import load_endpoints
@@ -134,6 +135,24 @@ def test_a_client_that_is_in_already_is_named_and_ctrl_c_stops_all(tmp_path: Pat
 def refused_as_twin(folder: Path) -> bool:
     rows = read_rows(folder / "metrics.jsonl")
     return any(isinstance(row, EventRow) and row.name == "refused" and "twin" in str(row.value) for row in rows)
+
+
+def test_an_unforeseen_error_of_a_client_ends_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as of the folder of one; it ended the process of all, without their outcomes."""
+    gone = threading.Event()
+
+    def failing(*_: object) -> PeerEnded:
+        gone.set()
+        raise FileNotFoundError("seats/client1/metrics.jsonl")
+
+    def other(*_: object) -> PeerEnded:
+        gone.wait()
+        return PeerEnded("finished", 5, {})
+
+    ended = run_seats({0: other, 1: failing, 2: other})
+    assert str(ended[1]) == "FileNotFoundError: seats/client1/metrics.jsonl"
+    assert {one.status for one in ended.values() if isinstance(one, PeerEnded)} == {"finished"} and len(ended) == 3
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_keys_of_many_clients_are_made_in_a_folder(tmp_path: Path) -> None:
