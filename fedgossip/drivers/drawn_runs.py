@@ -57,7 +57,7 @@ def forecast_by_draws(
         [max(0.0, low) for low, _ in whole],
         [high for _, high in whole],
         jobs=sum(run.jobs for run in runs),
-        scores=_scores(edges),
+        scores=_scores(edges, share=plan.experiment.score.share),
     )
 
 
@@ -104,9 +104,11 @@ def _edges(drawn: list[Numbers], rounds: int) -> dict[int, Interval]:
     return dict(zip(common, zip(low.tolist(), high.tolist(), strict=True), strict=True))
 
 
-def _scores(edges: dict[str, dict[int, Interval]]) -> ScoreForecast | None:
-    """Return the columns that have the rounds of the most measured one."""
+def _scores(edges: dict[str, dict[int, Interval]], *, share: bool) -> ScoreForecast | None:
+    """Return the columns that have the rounds of the most measured one.  `share`: scores lie between 0 and 1."""
     rounds = max((list(each) for each in edges.values()), key=len)
     columns = [name for name, column in COLUMNS.items() if len(edges.get(column, ())) == len(rounds)]
     whole = {name: [*edges[COLUMNS[name]].values()] for name in columns}
+    for name in {*whole} - {"test_loss"} if share else ():
+        whole[name] = [(max(0.0, low), min(1.0, high)) for low, high in whole[name]]
     return msgspec.convert({"rounds": rounds, **whole}, ScoreForecast) if rounds else None

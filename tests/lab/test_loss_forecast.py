@@ -79,6 +79,18 @@ def test_asynchronous_peers_have_edges_of_their_distance_and_scores() -> None:
     assert 0.9 * DRAWS * 6 * 12 < forecast.jobs <= DRAWS * 6 * 12  # a slow peer may end before its last round
 
 
+def test_no_edge_of_an_accuracy_is_outside_its_range() -> None:
+    """Eight draws of the worst of eight peers spread so far that mean less half width is below 0."""
+    spread = {"topology": {"graph": "ring", "n": 8}, "algorithm": {"mode": "async"}, "rounds": 8, "eval": {"every": 4}}
+    data = {"partition": {"kind": "dirichlet", "alpha": 0.5}}
+    shown = {"data": data, "train": {"device": "cpu"}, "simulation": {"training_jitter": 0.5}}
+    (forecast,) = fedgossip.forecast_run(spread | shown)
+    assert forecast.scores is not None
+    edges = [edge for name in ("averaged", "mean_peer", "worst_peer") for edge in getattr(forecast.scores, name)]
+    assert edges and all(0.0 <= low <= high <= 1.0 for low, high in edges)
+    assert min(low for low, _ in forecast.scores.worst_peer) == 0.0
+
+
 def test_a_forecast_of_an_earlier_release_has_one_number_for_both_edges() -> None:
     old = ScoreForecast([1, 2], [0.5, 0.6], [(0.4, 0.5)] * 2, [(0.3, 0.4)] * 2)
     assert old.edges()["averaged"] == [(0.5, 0.5), (0.6, 0.6)] and "test_loss" not in old.edges()
