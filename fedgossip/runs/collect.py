@@ -202,7 +202,7 @@ def conclude(
     directory.finish(summary, task, averaged(plan.outcome(vectors)), best=best, report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/{LOG}"
-        error = first_failure(last_words) or NetworkError("every peer died", last)
+        error = first_failure(last_words, collector.keeper.rows) or NetworkError("every peer died", last)
         error.advice = f"{error.advice}  The measurements until then are in {directory.path}.".strip()
         raise error
     summary["run_dir"] = str(directory.path)
@@ -240,13 +240,16 @@ def final_vector(folder: Path) -> Vector | None:
     return vector
 
 
-def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | None:
-    """Return the error of the first peer with one."""
+def first_failure(last_words: Sequence[PeerEnded | None], rows: Iterable[Row] = ()) -> FedgossipError | None:
+    """Return the error of the first peer with one; else of the first row with one: a full disk has no last words."""
     for ended in last_words:
         if ended is not None and ended.status == "failed":
             error = FedgossipError(ended.message, ended.advice)
             error.exit_code = ended.exit_code
             return error
+    for row in rows:
+        if isinstance(row, EventRow) and row.name == "failed" and isinstance(row.value, dict):
+            return NetworkError(str(row.value.get("text")), str(row.value.get("advice") or ""))
     return None
 
 

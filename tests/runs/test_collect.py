@@ -17,7 +17,7 @@ from fedgossip.cli.run.run import facts
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row, RowWriter
 from fedgossip.plans import compose
-from fedgossip.runs.collect import Collector, collect_peers
+from fedgossip.runs.collect import Collector, collect_peers, first_failure
 from fedgossip.runs.incarnations import Prepared
 from fedgossip.runs.peer_files import life_totals_in
 from fedgossip.runs.run_directory import Run
@@ -241,3 +241,12 @@ def test_counts_that_are_none_are_refused(long_run: Run, tmp_path: Path) -> None
     (folders[0] / "counts.json").write_text("[1]")
     with pytest.raises(ConfigError, match=r"counts\.json: cannot be read"):
         collect_peers(compose.plan(load_experiment(averaging())), folders, tmp_path / "collected")
+
+
+def test_what_a_participant_reported_before_its_disk_was_full_is_the_error_of_its_run() -> None:
+    """It left no last words: `peer_files.try_to_report`."""
+    reported = {"text": "rounds/000001.transcript: not written: No space left on device", "advice": "Make room."}
+    rows = [EventRow(0, 1, "gone", 2), EventRow(1, 3, "failed", reported), EventRow(2, 1, "failed", {"text": "late"})]
+    error = first_failure([None, None, None], rows)
+    assert error is not None and (str(error), error.advice) == (reported["text"], "Make room.")
+    assert first_failure([None], rows[:1]) is None
