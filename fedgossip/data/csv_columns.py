@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import advise_point, is_number, number_in, shorten
 from fedgossip.base.errors import ConfigError
-from fedgossip.data import csv_text, office_tables, postgresql
+from fedgossip.data import csv_text, office_tables, postgresql, statistical_reader
 from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, parted, read_declaration
 from fedgossip.data.table_files import CSV, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows, kind_of
 
@@ -197,7 +197,7 @@ def _rows(file: TableFile) -> TableRows:
         return office_tables.read_workbook(file)
     if file.server:
         return postgresql.read_query(file)
-    return office_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
+    return office_tables.read_query(file) if kind == SQL else statistical_reader.read_statistical(file)
 
 
 def find_named_columns(

@@ -233,7 +233,7 @@ PIECE = 1 << 30
 """Maximum number of bytes of rows read at once, by the widths that the file declares: a compressed one may hold any."""
 
 
-def read_statistical(file: TableFile) -> TableRows:
+def read_statistical_here(file: TableFile) -> TableRows:
     """Return the cells of a file of SPSS, Stata or SAS, declared missing values empty.
 
     If all numbers of a column have a label, their labels are read, with a note.  Raises ConfigError.

@@ -18,7 +18,7 @@ from fedgossip import ConfigError, load_experiment
 from fedgossip.base import outside_files
 from fedgossip.base.errors import plural
 from fedgossip.core.messages import Hello
-from fedgossip.data import data, office_tables
+from fedgossip.data import data, office_tables, statistical_reader
 from fedgossip.data.agreed.agreed_table import read_clusters, unknown
 from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.data.csv_columns import CsvColumns
@@ -224,6 +224,7 @@ of age (99: unknown), which the format of SAS leaves out: zlib, in base 85.
 """
 
 
+@pytest.mark.sockets  # a process
 @pytest.mark.parametrize("kind", ["spss:t.sav", "stata:t.dta", "sas:t.xpt"])
 def test_a_file_of_a_statistical_package_is_read_as_the_csv_file_beside_it(kind: str, tmp_path: Path) -> None:
     """By its labels where every value has one: sex, and not age."""
@@ -236,6 +237,7 @@ def test_a_file_of_a_statistical_package_is_read_as_the_csv_file_beside_it(kind:
     assert found.notes == (() if name == "sas" else (f"{file}: read by the labels of their values: sex",))
 
 
+@pytest.mark.sockets  # a process
 @pytest.mark.parametrize("kind", ["spss:t.sav", "stata:t.dta", "sas:t.xpt"])
 def test_a_file_of_a_statistical_package_holds_no_more_cells_than_its_size_allows(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +246,7 @@ def test_a_file_of_a_statistical_package_holds_no_more_cells_than_its_size_allow
     name, _, file = kind.partition(":")
     (tmp_path / file).write_bytes(zlib.decompress(base64.b85decode(STORED[file[2:]])))
     whole = cells(table(f"{name}:{tmp_path / file}"))
+    monkeypatch.setattr(statistical_reader, "read_statistical", office_tables.read_statistical_here)
     monkeypatch.setattr(office_tables, "PIECE", 1)  # a row at a time, so a row's texts are the most beyond the limit
     assert cells(table(f"{name}:{tmp_path / file}")) == whole
     for least in (64, 1540):  # fewer cells than there are, fewer than there are with their texts
@@ -251,6 +254,25 @@ def test_a_file_of_a_statistical_package_holds_no_more_cells_than_its_size_allow
         assert "too many cells, or too long ones" in refusal(f"{name}:{tmp_path / file}")
 
 
+CRASHING = (
+    "c-m8O^D%PJP}Wok4hRlbaB&QARB-e3aaGV&$S5f(D7MnqPtPpLC{5B!&d=2k&#X!;O7Trh)(=WeObISYEKy)$U|?WlKmZmvE7HNpLcuS;Ou@"
+    "*^z|_jn$jZ=6fkFT@m5BirFmbSgv7@^ySP8N`Ba*z6uP4k1AW%90QpbvH5Gx}XhdTzjpqm2*+#+Bc?CR<VlV?VjXJ!OrPahuzZ2DpD2zHGC%"
+    "QHjW2L=Zs9N0_qvh(uG^H`wbj8O9t=6tYc$xX~jh5LcQfh{c+ECSPW9f;YX`aohFKrDjfhW|jo$RGd-7a)H57or}fmKmz%|Nr;@p>+K}D4!i"
+    "_79%v=LPOkiEkJ_YPy>XZmT(|>44utDq&Uc2UMSlbh=Gx7o0y);35-PBq})tSP$b!w1Ct^rC^~G5Q&aOefdOxunUez)i2w>zfQ%4;8p(uY9V"
+    "~r5M~OUphqGsZz{k=dFTbcH0}{q}ia&5V<>f0NrJE1-5ZcWF7EZ<ar7-mwbwKr%sl`a@85|&#FN9XGLpERJ@jG1V{h+j&L-64}DNy+xOFtsq"
+    "1G66hh$x#*"
+)
+"""A file of SPSS with some bytes changed, on which the decoder ended the process: zlib, in base 85."""
+
+
+@pytest.mark.sockets  # a process
+def test_a_file_on_which_the_decoder_crashes_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyreadstat")
+    (tmp_path / "t.sav").write_bytes(zlib.decompress(base64.b85decode(CRASHING)))
+    assert "t.sav: not a file of SPSS, Stata or SAS that can be read" in refusal(f"spss:{tmp_path / 't.sav'}")
+
+
+@pytest.mark.sockets  # a process
 def test_what_is_no_file_of_a_statistical_package_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyreadstat")
     for kind, file in (("spss", "t.sav"), ("stata", "t.dta"), ("sas", "t.sas7bdat"), ("sas", "t.xpt")):
