@@ -9,6 +9,8 @@ of memory.  A round's ratio is to that of the smallest population: 1 where only 
 as it ends; with several turns, their medians at the end.
 `--wide 1000 1000000`: runs of 8 rounds of these populations, with a cohort of 1 000 and vectors of 650 elements
 (softmax of 64 columns and 10 classes), too.
+`--beside PYTHON`: softmax in the clear too, and the same in pfl-research and in Flower's simulation, as far as that
+Python has them (`other_populations`); they evaluate nothing and write no record.
 """
 
 from __future__ import annotations
@@ -47,16 +49,19 @@ class Shape:
     rounds: int
 
 
-SHAPES = {"softmax": Shape(16, 4, 23), "wide": Shape(64, 10, 8)}
+SHAPES = {"softmax": Shape(16, 4, 23), "wide": Shape(64, 10, 8), "clear": Shape(16, 4, 23)}
+OTHERS = ("pfl", "flower")
+SECONDS = 600
+"""Maximum seconds of a run in another program."""
 
 
-def population(shape: Shape, clients: int, cohort: int, source: Path) -> dict[str, Any]:
+def population(shape: Shape, clients: int, cohort: int, source: Path, *, secure: bool) -> dict[str, Any]:
     """Return the experiment of made-up examples."""
     return {
         "rounds": shape.rounds,
         "data": {"source": f"npz:{source}", "test": TESTED / (clients + TESTED + SPARE)},
         "train": {"device": "cpu"},
-        "coordinator": {"clients": clients, "cohort": cohort},
+        "coordinator": {"clients": clients, "cohort": cohort, "secure": {"on": secure}},
     }
 
 
@@ -81,7 +86,9 @@ def run_once(kind: str, clients: int, cohort: int, folder: Path) -> None:
         if isinstance(row, NetworkRow):
             ends.append(time.process_time())
 
-    run = simulate(population(shape, clients, cohort, source), out=place / "run", report=True, watch=watch)
+    run = simulate(
+        population(shape, clients, cohort, source, secure=kind != "clear"), out=place / "run", report=True, watch=watch
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     a_round = median([after - before for before, after in pairwise(ends[FIRST:])])
     print(json.dumps([time.process_time() - began, a_round, peak, run.summary["status"]]))
@@ -98,12 +105,28 @@ def measured(kind: str, clients: int, cohort: int, folder: Path) -> tuple[float,
     return seconds, a_round, peak
 
 
+def measured_elsewhere(python: str, kind: str, clients: int, cohort: int) -> tuple[float, float, float] | str:
+    """Return the same of another program; a text if it is not there, or fails."""
+    script = str(Path(__file__).with_name("other_populations.py"))
+    about = {"program": kind, "clients": clients, "cohort": cohort, "rounds": SHAPES["clear"].rounds}
+    asked = [python, script, *(word for name, value in about.items() for word in (f"--{name}", str(value)))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, env=environment, timeout=SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        return f"not ended in {SECONDS} s"
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr).strip().splitlines()[-1][:200]
+    seconds, a_round, peak = json.loads(done.stdout.splitlines()[-1])
+    return seconds, a_round, peak
+
+
 Line = tuple[str, int, int]
 """(kind, clients, cohort)."""
 
 
 def described(line: Line, seconds: float, a_round: float, peak: float, first: float) -> dict[str, float]:
-    rest = seconds - SHAPES[line[0]].rounds * a_round
+    rest = seconds - SHAPES.get(line[0], SHAPES["clear"]).rounds * a_round
     return {"set-up": rest, "round": a_round, "ratio": a_round / first, "MB": peak}
 
 
@@ -122,6 +145,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=50)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--wide", type=int, nargs="*", default=[], metavar="CLIENTS")
+    parser.add_argument("--beside", default="", metavar="PYTHON", help="a Python that has pfl, or flwr with ray")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -130,24 +154,33 @@ def main() -> None:
         return run_once(kind, int(clients), int(cohort), Path(folder))
     lines: list[Line] = [("softmax", clients, options.cohort) for clients in options.clients]
     lines += [("wide", clients, min(1_000, clients)) for clients in options.wide]
+    if options.beside:
+        lines += [(kind, clients, options.cohort) for kind in ("clear", *OTHERS) for clients in options.clients]
     if not options.json:
         print(machine(), flush=True)
     turns: dict[Line, list[tuple[float, float, float]]] = {line: [] for line in lines}
     with tempfile.TemporaryDirectory() as place:
         for turn in range(options.turns):
             for line in lines:
-                turns[line].append(measured(*line, Path(place)))
+                if line not in turns:
+                    continue
+                found = measured_elsewhere(options.beside, *line) if line[0] in OTHERS else measured(*line, Path(place))
+                if isinstance(found, str):
+                    print(f"{line[0]}, {line[1]:,} clients: skipped, {found}", file=sys.stderr, flush=True)
+                    del turns[line]
+                    continue
+                turns[line].append(found)
                 if not options.json:
                     printed(line, described(line, *turns[line][-1], _first(turns, line[0], turn)), f"turn {turn + 1}")
-    found = {}
+    medians = {}
     for line, all_turns in turns.items():
         of_all = tuple(median(list(one)) for one in zip(*all_turns, strict=True))
         firsts = [_first(turns, line[0], turn) for turn in range(options.turns)]
-        found[line] = described(line, *of_all, median(firsts))
+        medians[line] = described(line, *of_all, median(firsts))
         if options.turns > 1 and not options.json:
-            printed(line, found[line], "medians")
+            printed(line, medians[line], "medians")
     if options.json:
-        print(json.dumps({" ".join(map(str, line)): about for line, about in found.items()}))
+        print(json.dumps({" ".join(map(str, line)): about for line, about in medians.items()}))
     return None
 
 
