@@ -153,4 +153,4 @@ def test_every_benchmark_has_its_short_form_in_the_makefile() -> None:
     """But those of other programs, which another Python runs, and the files that benchmarks share."""
     programs = {path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     named = set(re.findall(r"benchmarks/(\w+\.py)", (ROOT / "Makefile").read_text()))
-    assert {path.name for path in programs} - {"flower.py", "decentralizepy_round.py"} == named
+    assert {path.name for path in programs} - {"flower.py", "decentralizepy_round.py", "other_populations.py"} == named
