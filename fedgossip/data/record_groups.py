@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedgossip.base.errors import ConfigError, plural
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
 from fedgossip.data.columns.table_schema import DROP, TableSchema, check_read, find_columns, refused, selection
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
+from fedgossip.data.table_files import OF_TABLES, UNDECLARED, TableFile, table_file
 
 GROUPS = 12
 """Maximum number of groups: with more, each is small, and the column is a measurement."""
@@ -99,8 +100,9 @@ def selected_rows(file: TableFile, schema: TableSchema) -> str:
     """Return which records of a table are of a schema, as "COUNT:BITS" with hex digits: a bit for each record, in an
     order that the records determine; "" for all.  Raises ConfigError as `selection`.
     """
-    table = CsvColumns(file)
-    rows, digests = selection(table, schema.where) if schema.where else np.ones(len(table), bool), _row_digests(table)
+    table, found = CsvColumns(file), _as_it_is(file)
+    rows = selection(table, schema.where) if schema.where else np.ones(len(table), bool)
+    digests = _row_digests(found if len(found) == len(table) else table)
     if schema.missing == DROP:
         read = table.declared({one.name: one.declared for one in schema.columns})
         for place in find_columns(read, [EncodedColumn(one.name, one.unit) for one in schema.columns]).values():
@@ -126,6 +128,16 @@ def fewest_alike(selected: Collection[str]) -> int | None:
     return min((many for one, many in classes.items() if "1" in one), default=0)
 
 
+def _as_it_is(file: TableFile) -> CsvColumns:
+    """Return the table read without the format that a plan declares, if it can be: with another `encoding` than the
+    file's the same records would be others.  Raises ConfigError.
+    """
+    try:
+        return CsvColumns(replace(file, declared=UNDECLARED))
+    except ConfigError:
+        return CsvColumns(file)
+
+
 def _same(cell: str) -> str:
     value = number_in(cell)
     return cell if value is None else repr(value)
@@ -141,7 +153,7 @@ def source_digest(source: str) -> str:
     if not rest or not path.is_file():
         return ""
     if table:
-        return table_digest(CsvColumns(table))
+        return table_digest(_as_it_is(table))
     total = hashlib.sha256()
     with outside_files.open_file(outside_files.resolve(path), outside_files.LARGE) as file:
         while block := file.read(BLOCK):

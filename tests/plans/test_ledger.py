@@ -368,6 +368,19 @@ def test_a_site_begins_no_fit_of_nearly_the_records_of_an_earlier_one(tmp_path: 
     assert len({line["rows"] for line in lines}) == 1 and len(lines) == 2
 
 
+def test_records_are_the_same_in_whatever_encoding_a_plan_declares(tmp_path: Path) -> None:
+    """In another one than the file's a name with one letter beyond ASCII made it a new table, without any history."""
+    rows = [f"{age},{'Zoë' if age == 40 else 'Ann'},{'yes' if age % 2 else 'no'}" for age in range(30, 60)]
+    for site in (*range(SITES), "test"):
+        name = "test.csv" if site == "test" else f"site-{site}.csv"
+        (tmp_path / name).write_text("\n".join(["age,name,ill", *rows]) + "\n", "utf-8")
+    (tmp_path / "a.toml").write_text(own_tables("a", "label=ill&drop=name", source="glm:logistic"))
+    begin(tmp_path, "first", "data.where=age >= 40")
+    other = "data.source=csv:site-{peer}.csv?label=ill&drop=name&encoding=cp1252"
+    with pytest.raises(BudgetError, match="sums of fewer than 5 records"):
+        begin(tmp_path, "second", "data.where=age >= 42", other)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
