@@ -306,6 +306,7 @@ def _words(content: Content, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.long
+@pytest.mark.sockets  # some draw several processes for a participant
 @pytest.mark.usefixtures("capsys")
 @pytest.mark.parametrize("batch", range(50))
 def test_many_random_experiments(batch: int, tmp_path: Path) -> None:
