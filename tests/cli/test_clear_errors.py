@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -476,6 +477,15 @@ def test_a_path_that_is_wrong_is_named_without_the_system_s_number(
     (tmp_path / "e.toml").write_text("[coordinator]\nclients = 3\n")
     said = typed(command, tmp_path)
     assert said.code == 2 and said.errors == [f"error: {words}"], said
+
+
+@pytest.mark.parametrize("where", ["deep/er/run", "deep/er", "."])
+def test_a_run_is_listed_by_its_own_folder_and_by_those_above(where: str, tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "er" / "run"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text('{"status": "finished", "n": 3}')
+    (one,) = json.loads(typed(["runs", where, "--json"], tmp_path).out)
+    assert (tmp_path / one["run_dir"]).samefile(run) and one["status"] == "finished"
 
 
 def test_the_usual_folder_of_runs_may_be_absent(tmp_path: Path) -> None:

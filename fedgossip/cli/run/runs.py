@@ -28,7 +28,7 @@ from fedgossip.core.run_format import COMPARISON, ENDED, INCOMPLETE, SUMMARY, SW
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 def runs(folder: Path | None, as_json: bool) -> None:
-    """List the runs in FOLDER; without it, those in runs/, hosting/ and joined/."""
+    """List the runs in FOLDER, or the run that it is; without it, those in runs/, hosting/ and joined/."""
     from fedgossip.report.watch.places import SEARCHED
 
     if folder is not None and not folder.is_dir():
@@ -115,13 +115,13 @@ def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict
     return {**{key: content.get(key) for key in keys}, **{key: content[key] for key in there}}
 
 
-def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
-    """Yield every run below `folder`; the demo's runs are nested."""
-    for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
-        if any((place / name).exists() for name in (SUMMARY, INCOMPLETE, ENDED)):
-            yield place
-        elif depth > 1:
-            yield from _folders(place, depth - 1)
+def _folders(place: Path, depth: int = 3) -> Iterator[Path]:
+    """Yield the run at `place`, or every run below it; the demo's runs are nested."""
+    if any((place / name).exists() for name in (SUMMARY, INCOMPLETE, ENDED)):
+        yield place
+    elif depth and place.is_dir():
+        for inner in sorted(place.iterdir()):
+            yield from _folders(inner, depth - 1)
 
 
 @click.command()
