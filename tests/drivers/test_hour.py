@@ -105,23 +105,35 @@ class Turn:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk, self.out = folder, disk, disk.path / "run"
         self.seen: set[int] = set()
+        self.without_room = 0
         self.largest: list[float] = [0.0, 0.0, 0.0]
 
     def run(self) -> Output:
-        """Run it; in the middle the launcher is killed, and the run resumed."""
-        first = start(["run", "e.toml", "--on", "local", "--no-report", "--out", str(self.out)], self.folder)
+        """Run it; in the middle the launcher is killed, and the run resumed.
+
+        A secure round that cannot be recorded ends its run, by the name of the disk; it is resumed too.
+        """
+        process = start(["run", "e.toml", "--on", "local", "--no-report", "--out", str(self.out)], self.folder)
         began = time.monotonic()
         filling = threading.Thread(target=self._fill_for_a_while)
         filling.start()
-        self._watch(first, began, until=began + SECONDS / 2)
-        if first.poll() is None:
-            first.send_signal(signal.SIGKILL)
-            finish(first)
-            wait_until(lambda: not any(alive(pid) for pid in self.seen), 60, "the peers of a launcher that is gone end")
-            first = start(["run", "--resume", str(self.out), "--no-report"], self.folder)
-            self._watch(first, began, until=began + 4 * SECONDS)
+        self._watch(process, began, until=began + SECONDS / 2)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            finish(process)
+            process = self._resumed(began)
+        said = finish(process)
+        while said.code == 3 and "not written: No space left" in said.err and self.without_room < 3:
+            self.without_room += 1
+            said = finish(self._resumed(began))
         filling.join()
-        return finish(first)
+        return said
+
+    def _resumed(self, began: float) -> Any:
+        wait_until(lambda: not any(alive(pid) for pid in self.seen), 60, "the peers of a launcher that is gone end")
+        process = start(["run", "--resume", str(self.out), "--no-report"], self.folder)
+        self._watch(process, began, until=began + 4 * SECONDS)
+        return process
 
     def _watch(self, process: Any, began: float, until: float) -> None:
         while process.poll() is None and time.monotonic() < until:
