@@ -23,6 +23,9 @@ from forecast_cases import DIGITS, GOSSIP, LOSSES, SETTINGS, SPEEDS, all_cases
 import fedgossip
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.forecasts import DRAWS, SPREADS, ScoreForecast, compute_prediction_edges, read_forecast
+from fedgossip.report.page.forecast import describe_scores
+from fedgossip.report.page.numbers import percent
+from fedgossip.report.page.reading import read_run
 
 EVERY = {"eval": {"every": 1}}
 
@@ -123,6 +126,18 @@ def test_the_commands_forecast_the_loss_and_the_page_draws_it(
     ran = in_process(["run", str(file), "--out", "run"], tmp_path, monkeypatch, capsys)
     assert "loss kept in 100 % of the evaluated rounds; drawn before the run" in ran.out
     assert "forecast of the test loss before the run" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_page_says_of_which_scores_the_areas_are_forecasts(tmp_path: Path, unrendered: None) -> None:
+    case = SETTINGS["gossip"] | {"simulation": SPEEDS["spread"], "rounds": 4} | EVERY
+    fedgossip.simulate(case, forecast="drawn", out=tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text())["forecast_scores_kept"]
+    said = describe_scores(read_run(tmp_path / "run"))
+    names = ("averaged model", "mean peer", "worst peer")
+    shares = (f"the {name} in {percent(share)}" for name, share in zip(names, kept.values(), strict=False))
+    assert "The areas are the forecasts before the run, by simulations" in said and ", ".join(shares) in said
+    fedgossip.simulate(case, out=tmp_path / "alone")
+    assert describe_scores(read_run(tmp_path / "alone")) == ""
 
 
 def inside(folder: Path, seed: int = 3) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.core.forecasts import SLACK
+from fedgossip.report.page.learning_curves import SCORES
 from fedgossip.report.page.numbers import near_one, number, percent, plural
 from fedgossip.report.page.reading import RecordedForecast, RecordedRun
 
@@ -176,6 +177,17 @@ def describe_losses(run: RecordedRun) -> str:
     how, slack = HOW[forecast.level], f"give or take {number(SLACK * 100)}\u202f%"
     text = f"  The area is the forecast of the test loss before the run, by {how}"
     return f"{text}: it was kept, {slack}, in {percent(kept)} of the evaluated rounds."
+
+
+def describe_scores(run: RecordedRun) -> str:
+    """Return how the scores kept to their forecasts before the run; "" without one."""
+    forecast, kept = run.foretold, run.summary.forecast_scores_kept
+    shares = [f"{label} in {percent(kept[name])}" for name, label in SCORES.items() if name in kept]
+    if forecast is None or not shares:
+        return ""
+    how = HOW.get(forecast.level, "three jobs a peer")
+    kept_by = f"the {', the '.join(shares)} of the evaluated rounds"
+    return f"  The areas are the forecasts before the run, by {how}: kept by {kept_by}."
 
 
 def _verdict(measured: float, slem: float) -> str:

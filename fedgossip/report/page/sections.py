@@ -15,7 +15,7 @@ from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import event_kinds
 from fedgossip.report.page import drawing, figures, graphs, timeline
-from fedgossip.report.page.forecast import Band, describe_losses, sentence
+from fedgossip.report.page.forecast import Band, describe_losses, describe_scores, sentence
 from fedgossip.report.page.markup import (
     Markup,
     cards,
@@ -182,7 +182,8 @@ def learning(run: RecordedRun) -> Markup | None:
                 "score-by-round",
                 figures.scores(run, "score-by-round", figures.measure_rounds, figures.list_peer_scores(run)),
                 f"{score.heading} by round",
-                f"Test {score.word} of {measured}{score.note}: if the lines differ, the peers do not agree yet.",
+                f"Test {score.word} of {measured}{score.note}: if the lines differ, the peers do not agree yet."
+                f"{describe_scores(run)}",
             ),
             figure(
                 "loss",
