@@ -49,10 +49,14 @@ def learning(kind: str, seed: int) -> dict[str, Any]:
     """Return a run of `kind` for about SECONDS where nothing goes wrong."""
     patient = {"deadline": 6.0, "least_deadline": 2.0, "start_timeout": 120.0}
     twice = {"servers": 2, "replication": 2}
+    parted = {
+        **patient,
+        "deadline": 0.1 * SECONDS + 10,
+    }  # a server that is away longer ends the run
     sections: dict[str, dict[str, Any]] = {
         "coordinator": {"coordinator": {"clients": N, "min_clients": 4, **patient}},
-        "ring": {"parallel": {"workers": N, "method": "ring", **patient}},
-        "servers": {"parallel": {"workers": N - 2, "method": "parameter-server", "server": twice, **patient}},
+        "ring": {"parallel": {"workers": N, "method": "ring", **parted}},
+        "servers": {"parallel": {"workers": N - 2, "method": "parameter-server", "server": twice, **parted}},
     }
     if kind not in sections:
         clipped = {"combine": "clipped", "combine_options": {"f": 1}} if kind == "sync" else {}
