@@ -74,9 +74,9 @@ def test_a_simulated_broadcast_costs_one_computation(encoded: Counter[str], monk
     sent: list[Any] = []  # kept alive, so that no two have one identity
     plain = Simulator._carry
 
-    def noted(self: Simulator, link: tuple[int, int], received: Any, cost: tuple[int, int]) -> None:
+    def noted(self: Simulator, link: tuple[int, int], received: Any, cost: tuple[int, int]) -> Any:
         sent.append(received.message)
-        plain(self, link, received, cost)
+        return plain(self, link, received, cost)
 
     monkeypatch.setattr(Simulator, "_carry", noted)
     monkeypatch.setattr(VOCABULARY, "_lengths", {})

@@ -77,7 +77,8 @@ def plain(requirement: str) -> str:
 NEEDED = {plain(one) for one in PROJECT["dependencies"]}
 OPTIONAL = {extra: {plain(one) for one in of} for extra, of in PROJECT["optional-dependencies"].items()}
 NAMES = importlib.metadata.packages_distributions() | {
-    "mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "ray": ["ray"], "flwr": ["flwr"], "nvflare": ["nvflare"]
+    "mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "ray": ["ray"], "flwr": ["flwr"], "nvflare": ["nvflare"],
+    "psycopg": ["psycopg"]
 }  # fmt: skip
 
 

@@ -445,7 +445,10 @@ def test_a_fit_tells_not_how_few_of_an_outcome_have_a_score(label: str, tmp_path
     few = "fewer than 5 records share two categories, or one and an outcome"
     for source in SCORED[label]:
         refused = typed(["fit", "alone.toml", "--set", f"model.source={source}", "--to", "alone"], folder)
-        assert refused.code == 5 and few in refused.errors[0], refused
+        undetermined = (
+            source == "mixed-logistic" and "mixed-logistic without a column of many values" in refused.errors[0]
+        )
+        assert undetermined if refused.code == 2 else refused.code == 5 and few in refused.errors[0], refused
         typed(["fit", "beside.toml", "--set", f"model.source={source}", "--to", source], folder)
         written = json.loads((folder / source / ("fit.json" if "glm" in source else "tables.json")).read_text())
         assert written.get("rounded") or any(one.startswith("rounded") for one in written["remarks"]), source
