@@ -13,6 +13,8 @@ import msgspec
 
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, needed
+from fedgossip.base.kernels import PYTHON
+from fedgossip.base.untrusted_text import line
 from fedgossip.data.columns.declarations import FileDeclaration
 from fedgossip.data.office_tables import read_statistical_here
 from fedgossip.data.table_files import TableFile, TableRows
@@ -36,11 +38,15 @@ _decoder = msgspec.json.Decoder(ReadTable)
 def read_statistical(file: TableFile) -> TableRows:
     """Return the cells of a file as `read_statistical_here`.  Raises ConfigError, also if the decoder crashes on it."""
     needed("pyreadstat", "readstat", "a file of a statistical package")
-    words = [sys.executable, "-I", "-m", __name__, str(file.path), file.declared.encoding]
+    words = [*PYTHON, "-m", __name__, str(file.path), file.declared.encoding]
     why = "its decoder crashes"
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=READ_SECONDS, check=False)
         found = from_json(_decoder, done.stdout) if not done.returncode else None
+        if done.returncode > 0:  # no signal: the process failed before or behind the decoder
+            why = line(
+                done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+            )
     except subprocess.TimeoutExpired:
         found, why = None, f"more than {READ_SECONDS} s"
     except UnreadableError as error:

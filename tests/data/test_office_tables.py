@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import sqlite3
+import sys
 import zipfile
 import zlib
 from datetime import date
@@ -270,6 +271,15 @@ def test_a_file_on_which_the_decoder_crashes_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyreadstat")
     (tmp_path / "t.sav").write_bytes(zlib.decompress(base64.b85decode(CRASHING)))
     assert "t.sav: not a file of SPSS, Stata or SAS that can be read" in refusal(f"spss:{tmp_path / 't.sav'}")
+
+
+@pytest.mark.sockets  # a process
+def test_a_reader_that_fails_beside_its_decoder_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that cannot be imported: that is no fault of the file, and no crash."""
+    pytest.importorskip("pyreadstat")
+    (tmp_path / "t.sav").write_bytes(zlib.decompress(base64.b85decode(STORED["sav"])))
+    monkeypatch.setattr(statistical_reader, "PYTHON", (sys.executable, "-c", "raise SystemExit('no such library')"))
+    assert "can be read: no such library" in refusal(f"spss:{tmp_path}/t.sav")
 
 
 @pytest.mark.sockets  # a process
