@@ -33,7 +33,6 @@ from fedgossip.sites.fits.fit_files import fit_in
 from fedgossip.sites.fits.glm.glm_result import GlmFit
 from fedgossip.sites.fits.imputation.chained_equations import (
     ITERATIONS,
-    REACH,
     DrawnModel,
     ImputationLayout,
     SiteCells,
@@ -131,7 +130,7 @@ def drawn_in_one_place(  # noqa: PLR0912 the equations in the order of the paper
     low, high = (
         (end - agreed["bmi"].mean) / agreed["bmi"].deviation for end in (agreed["bmi"].low, agreed["bmi"].high)
     )
-    ends = min(-REACH, low), max(REACH, high)
+    ends = min(-6.0, low), max(6.0, high)
     tables = []
     for table in range(SETS):
         x = z.copy()
@@ -501,7 +500,7 @@ def test_false_sums_draw_no_cell_far_out(folder: Path) -> None:
     bmi, agreed = tables.features(0)[:, 1], next(one for one in fit.agreed.columns if one.name == "bmi")
     assert agreed.mean and agreed.deviation
     far = np.abs(bmi[task._sites[0].cells.empty[0]] - agreed.mean) / agreed.deviation
-    assert far.max() == pytest.approx(REACH), "it stands at the end of its range"
+    assert far.max() == pytest.approx(6.0), "it stands at the end of its range"
     assert set(np.unique(tables.features(0)[:, 2:])) == {0.0, 1.0}
 
 
